@@ -1,0 +1,1 @@
+"""The verifier service: target engines, acceptance, sessions and the gRPC server."""

@@ -1,0 +1,54 @@
+"""What the drafter needs of an engine, whatever runs underneath (ONNX Runtime, TensorRT, a test's table)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class DraftEngine(Protocol):
+    """A draft model with one key/value buffer of rows.
+
+    A row holds the keys and values of one token. Committed rows are contiguous from 0; chain rows and tree
+    rows follow in the order they were computed (DESIGN section 4). The engine neither knows nor cares which
+    rows are which: the mask says what each token may attend to.
+    """
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Widths a step can run at, ascending; a step of n tokens runs on the smallest bucket >= n."""
+
+    @property
+    def max_context(self) -> int:
+        """Positions the model knows: every position fed must be below it."""
+
+    @property
+    def max_rows(self) -> int:
+        """Rows the buffer holds; at least ``max_context``, the rest is room for the tree."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits (the tokenizer's size)."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in use."""
+
+    def forward(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], mask: NDArray[np.bool_]
+    ) -> NDArray[np.float32]:
+        """Run one step and append its rows.
+
+        ``tokens`` and ``positions`` are ``[n]`` with ``1 <= n <= buckets[-1]``; ``mask`` is
+        ``[n, num_rows + n]``, True where the token may attend (its own row included). Returns logits
+        ``[n, vocab_size]``, valid until the next call. Rows ``num_rows .. num_rows + n - 1`` are the new ones.
+        """
+
+    def compact(self, prefix: int, rows: Sequence[int]) -> None:
+        """Keep the first ``prefix`` rows and then ``rows``, in this order (ascending, all >= prefix)."""
+
+    def truncate(self, num_rows: int) -> None:
+        """Forget every row from ``num_rows`` on. O(1)."""

@@ -1,0 +1,189 @@
+"""The protocol's messages as plain data: what the codec encodes and both sides reason about.
+
+Positions are absolute: position ``p`` is the index of a token in the committed sequence, prompt included.
+Tokens are plain ``int`` ids below the session's vocabulary size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from acespec.speculation import SamplingParams
+
+PROTOCOL_VERSION = 1
+MAX_CHAIN = 63
+"""Longest chain a round may carry: ``accepted`` has six bits."""
+SEQ_MODULUS = 64
+"""Sequence numbers wrap here; at most one request of a session is outstanding, so six bits name it."""
+
+
+class AcceptanceMode(str, Enum):
+    """How the cloud decides on a drafted token (DESIGN section 3)."""
+
+    COUPLED = "coupled"
+    RESIDUAL = "residual"
+
+
+# --- edge to cloud -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Open:
+    """Begin a session. Sent once, first. A mismatch with the server's model is refused."""
+
+    model: str
+    """Name of the target the edge expects; empty accepts whatever is served."""
+    fingerprint: str
+    """Fingerprint of that target; empty accepts any."""
+    vocabulary_hash: str
+    vocab_size: int
+    """Tokenizer's size; both sides cut padded logits to it."""
+    end_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+    mode: AcceptanceMode
+    committed: tuple[int, ...]
+    """Prompt, and in a reopened session what was committed after it."""
+    prompt_length: int
+    token_limit: int
+    """Absolute position at which generation ends: at most this many tokens, prompt included."""
+    protocol_version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True)
+class Round:
+    """One chain for one check."""
+
+    seq: int
+    prefix_check: int
+    """16-bit check of the committed tokens, ``resampled`` included."""
+    chain: tuple[int, ...]
+    weights: tuple[int, ...] = ()
+    """Residual mode: the 16-bit draft weight (1..65536) of each chain token."""
+    resampled: int | None = None
+    """Residual mode: the last committed token, where the edge drew it and the cloud cannot know it."""
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Let the cloud decode up to ``count`` tokens by itself, streaming a ``Commit`` for each."""
+
+    seq: int
+    prefix_check: int
+    count: int
+    resampled: int | None = None
+
+
+@dataclass(frozen=True)
+class MoreDraws:
+    """Residual mode: every draw for ``position`` failed; send more, from index ``first_index`` on."""
+
+    position: int
+    first_index: int
+
+
+@dataclass(frozen=True)
+class Close:
+    """End the session and free what the server holds for it."""
+
+
+EdgeMessage = Open | Round | Decode | MoreDraws | Close
+
+
+# --- cloud to edge -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The session stands; what the server told about itself."""
+
+    session_id: bytes
+    epoch: int
+    model: str
+    fingerprint: str
+    max_context: int
+    max_chain: int
+
+
+@dataclass(frozen=True)
+class ServerTimes:
+    """What the server spent on a request, as it travels: two log-scale bytes (within 3 percent)."""
+
+    queue_ms: float = 0.0
+    compute_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class TokenVerdict:
+    """``accepted`` chain tokens stand and ``next_token`` follows them."""
+
+    seq: int
+    accepted: int
+    next_token: int
+    times: ServerTimes = field(default_factory=ServerTimes)
+
+
+@dataclass(frozen=True)
+class EndVerdict:
+    """``accepted`` chain tokens stand, the last of them an end token: no bonus token follows."""
+
+    seq: int
+    accepted: int
+    times: ServerTimes = field(default_factory=ServerTimes)
+
+
+@dataclass(frozen=True)
+class SparseTarget:
+    """Residual mode: a rounded target distribution, every support id (ascending) with its weight.
+
+    ``weights`` are positive and sum to ``2**bits``.
+    """
+
+    bits: int
+    ids: tuple[int, ...]
+    weights: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TargetDraws:
+    """Residual mode: ids drawn from the rounded target, in the order drawn, duplicates kept.
+
+    ``weights[j]`` is the target weight of ``ids[j]``, out of ``2**bits``. Draw ``j`` here has index
+    ``first_index + j``.
+    """
+
+    bits: int
+    first_index: int
+    ids: tuple[int, ...]
+    weights: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RejectVerdict:
+    """Residual mode: ``accepted`` chain tokens stand and the next was rejected; the edge draws its replacement."""
+
+    seq: int
+    accepted: int
+    target: SparseTarget | TargetDraws
+    times: ServerTimes = field(default_factory=ServerTimes)
+
+
+@dataclass(frozen=True)
+class MoreTarget:
+    """The answer to ``MoreDraws``."""
+
+    target: SparseTarget | TargetDraws
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Tokens the cloud committed, the first of them at ``position``."""
+
+    position: int
+    tokens: tuple[int, ...]
+    compute_ms: float = 0.0
+
+
+Verdict = TokenVerdict | EndVerdict | RejectVerdict
+CloudMessage = Opened | TokenVerdict | EndVerdict | RejectVerdict | MoreTarget | Commit
