@@ -1,0 +1,215 @@
+"""The bundle: a folder with a draft model's graphs, tokenizer and a manifest that describes and seals them.
+
+``acespec export`` writes it, ``acespec profile`` adds latencies, the edge runtime reads it. Nothing in here
+needs torch. A bundle is trusted only after every file's hash was compared with the manifest (`load_bundle`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from typing_extensions import Self
+
+from acespec.errors import AcespecError
+from acespec.models.latency import LatencyProfile
+
+FORMAT_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+# One folder deep, no way out of it: the manifest may come from somewhere else.
+FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")]
+Width = Annotated[int, Field(ge=1)]
+
+
+class BundleError(AcespecError):
+    """A bundle is missing, damaged, or not one this version can read. ``cause`` says which file and why."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"{cause}; export it again with: acespec export MODEL -o BUNDLE")
+
+
+class Sealed(BaseModel):
+    """Base of what a manifest is made of: immutable, and unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TensorSpec(Sealed):
+    """A graph input or output. In ``shape`` a string is a dimension that varies: ``N`` tokens, ``S`` past rows."""
+
+    name: str
+    dtype: str
+    """ONNX Runtime's spelling: ``float``, ``float16``, ``int64``."""
+    shape: tuple[int | str, ...]
+
+
+class GraphVariant(Sealed):
+    """One way to run the model: a graph for each bucket (often the same file) and its interface."""
+
+    name: str
+    """``portable`` (primitives of opset 21); further variants are added beside it."""
+    opset: int
+    bucket_files: dict[Width, FileName] = Field(min_length=1)
+    """Bucket width -> graph file."""
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Widths a step can run at, ascending."""
+        return tuple(sorted(self.bucket_files))
+
+
+class BundleManifest(Sealed):
+    """What a bundle holds. ``manifest.json`` is this model's JSON."""
+
+    format_version: int = FORMAT_VERSION
+    model_name: str
+    source_fingerprint: str
+    """Fingerprint of the model folder the graphs were exported from."""
+
+    vocabulary_hash: str
+    """A target is compatible when its tokenizer has the same hash."""
+    vocab_size: Width
+    """The tokenizer's size, and the width of the logits."""
+    end_token_ids: tuple[int, ...]
+    bos_token: str | None
+    eos_token: str | None
+    tokenizer_file: FileName
+    chat_template_file: FileName | None
+
+    num_layers: Width
+    num_kv_heads: Width
+    head_dim: Width
+    max_context: Width
+    """Positions the draft may be fed: 0 .. max_context - 1."""
+    precision: str
+    """``fp32`` or ``int4``: how the weights are stored. Activations are float32 in both."""
+
+    graphs: tuple[GraphVariant, ...] = Field(min_length=1)
+    file_sha256: dict[FileName, Sha256]
+    """Every file of the bundle but the manifest itself."""
+    latency: LatencyProfile | None = None
+    """Measured by ``acespec profile``; None until then."""
+
+    @model_validator(mode="after")
+    def _names_are_sealed(self) -> Self:
+        named = {self.tokenizer_file}
+        for graph in self.graphs:
+            named.update(graph.bucket_files.values())
+        if self.chat_template_file is not None:
+            named.add(self.chat_template_file)
+        unsealed = sorted(named - self.file_sha256.keys())
+        if unsealed:
+            raise ValueError(f"no hash for {', '.join(unsealed)}")
+        return self
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle on disk whose files were checked."""
+
+    folder: Path
+    manifest: BundleManifest
+
+    def path(self, file_name: str) -> Path:
+        """Path of one of the bundle's files."""
+        assert file_name in self.manifest.file_sha256, file_name
+        return self.folder / file_name
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.path(self.manifest.tokenizer_file)
+
+    @property
+    def chat_template(self) -> str | None:
+        """Text of the chat template, or None when the model has none."""
+        name = self.manifest.chat_template_file
+        return None if name is None else self.path(name).read_text(encoding="utf-8")
+
+    def graph(self, name: str) -> GraphVariant:
+        """The variant called ``name``. Raises `BundleError` when the bundle lacks it."""
+        for variant in self.manifest.graphs:
+            if variant.name == name:
+                return variant
+        known = ", ".join(variant.name for variant in self.manifest.graphs)
+        raise BundleError(f"bundle {self.folder} has no {name!r} graph (it has: {known})")
+
+
+def load_bundle(path: Path | str) -> Bundle:
+    """Read the bundle in folder ``path`` and compare every file with its hash.
+
+    Raises `BundleError`, naming the file and the remedy, when the folder or a file is missing, a file was
+    changed, or the manifest is of another format.
+    """
+    folder = Path(path)
+    manifest = _read_manifest(folder)
+    for name, expected in manifest.file_sha256.items():
+        file = folder / name
+        try:
+            actual = file_sha256(file)
+        except OSError as error:
+            raise BundleError(f"bundle file {file} cannot be read ({_reason(error)})") from None
+        if actual != expected:
+            raise BundleError(f"bundle file {file} is damaged: its sha256 is not the manifest's")
+    return Bundle(folder, manifest)
+
+
+def _read_manifest(folder: Path) -> BundleManifest:
+    file = folder / MANIFEST_FILE
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BundleError(f"{folder} is not a bundle: it has no {MANIFEST_FILE}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BundleError(f"bundle file {file} cannot be read ({_reason(error)})") from None
+    try:
+        raw = json.loads(text)
+    except ValueError as error:
+        raise BundleError(f"bundle file {file} is not JSON ({_reason(error)})") from None
+    version = raw.get("format_version") if isinstance(raw, dict) else None
+    if version != FORMAT_VERSION:
+        raise BundleError(
+            f"bundle file {file} has format version {version!r}, this program reads {FORMAT_VERSION}"
+        )
+    try:
+        return BundleManifest.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "manifest"
+        raise BundleError(f"bundle file {file} is invalid at {where} ({first['msg']})") from None
+
+
+def write_manifest(folder: Path, manifest: BundleManifest) -> None:
+    """Write ``manifest.json`` into ``folder`` so that a reader sees the old or the new one, never a part."""
+    beside = folder / f".{MANIFEST_FILE}.{os.getpid()}"
+    try:
+        beside.write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        beside.replace(folder / MANIFEST_FILE)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def file_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    """Hex sha256 of a file; ``on_bytes`` is told the size of each piece read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while piece := stream.read(1 << 20):
+            digest.update(piece)
+            if on_bytes is not None:
+                on_bytes(len(piece))
+    return digest.hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return re.sub(r"\s+", " ", text)
