@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import importlib
 import logging
+from dataclasses import dataclass
 
 import click
 
 from acespec import __version__
 from acespec.errors import AcespecError
 
+
+@dataclass(frozen=True)
+class LazyCommand:
+    """Where a sub-command is, and its line in ``acespec --help``, which loads none of them."""
+
+    module: str
+    attribute: str
+    summary: str
+
+
 COMMANDS = {
-    "export": "acespec.export.commands:export",
-    "generate": "acespec.edge_runtime.commands:generate",
-    "models": "acespec.models.commands:models",
-    "profile": "acespec.export.commands:profile",
-    "serve": "acespec.cloud_verifier.commands:serve",
-    "wan-relay": "acespec.bench.commands:wan_relay",
+    "demo": LazyCommand("acespec.bench.commands", "demo", "Run the whole system on this machine and compare it."),
+    "export": LazyCommand("acespec.export.commands", "export", "Turn a model into a bundle the edge can run."),
+    "generate": LazyCommand("acespec.edge_runtime.commands", "generate", "Generate text with a verifier's help."),
+    "models": LazyCommand("acespec.models.commands", "models", "Fetch models and derive drafts from them."),
+    "profile": LazyCommand("acespec.export.commands", "profile", "Measure how long a bundle's steps take here."),
+    "serve": LazyCommand("acespec.cloud_verifier.commands", "serve", "Serve a target model as a verifier."),
+    "wan-relay": LazyCommand("acespec.bench.commands", "wan_relay", "Relay TCP with the delay of a wide-area link."),
 }
+
+EXTRAS = {
+    "edge": ("onnxruntime", "tokenizers", "grpc", "google", "jinja2"),
+    "cloud": ("torch", "transformers", "grpc_health", "gguf", "safetensors", "accelerate"),
+    "export": ("onnx", "onnxscript", "onnx_ir"),
+}
+"""The modules each extra brings; ``edge`` first, as the smallest that is likely to do."""
 
 
 class LazyGroup(click.Group):
@@ -27,12 +46,16 @@ class LazyGroup(click.Group):
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in COMMANDS:
+        lazy = COMMANDS.get(cmd_name)
+        if lazy is None:
             return None
-        module_name, attribute = COMMANDS[cmd_name].split(":")
-        command = getattr(importlib.import_module(module_name), attribute)
+        command = getattr(importlib.import_module(lazy.module), lazy.attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -47,7 +70,7 @@ def acespec(verbose: int) -> None:
 def main() -> None:
     """Run the command line; errors a user can cause become one line on standard error and exit status 1."""
     try:
-        acespec()
+        acespec(prog_name="acespec")
     except AcespecError as error:
         raise SystemExit(f"acespec: error: {error}") from None
     except ModuleNotFoundError as error:
@@ -61,10 +84,5 @@ def main() -> None:
 
 def missing_extra(module: str) -> str | None:
     """The extra that brings ``module``, or None for a module no extra brings."""
-    extras = {
-        "edge": ("onnxruntime", "tokenizers", "grpc", "google", "jinja2"),
-        "export": ("onnx", "onnxscript", "onnx_ir"),
-        "cloud": ("torch", "transformers", "grpc_health", "gguf", "safetensors"),
-    }
     top = module.split(".")[0]
-    return next((extra for extra, modules in extras.items() if top in modules), None)
+    return next((extra for extra, modules in EXTRAS.items() if top in modules), None)

@@ -1,0 +1,80 @@
+# Every target does its own set-up: the environment in .venv, under the pinned versions of requirements/.
+# PYTHON=... chooses the interpreter; PIP_EXTRA_INDEX_URL=... an index that has a CPU build of PyTorch.
+
+PYTHON ?= $(shell scripts/find_python.sh 3.11 3.12 3.13)
+EDGE_PYTHON ?= $(shell scripts/find_python.sh 3.10)
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+
+BIN := .venv/bin
+EDGE_BIN := .venv-edge310/bin
+READY := .venv/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format types proto proto-check lock check packages test-edge-py310 clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(READY) ## generate text through the whole system, and compare with cloud-only decoding
+	$(BIN)/acespec demo $(DEMO_ARGS)
+
+test: $(READY) ## run every test, those on the real model included
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: $(READY) ## check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY) ## format, and mend what the linter can mend
+	$(BIN)/ruff check --fix-only --exit-zero .
+	$(BIN)/ruff format .
+
+types: $(READY) ## check types
+	$(BIN)/mypy
+	$(BIN)/mypy scripts
+
+proto: $(READY) ## regenerate the gRPC stubs
+	$(BIN)/python scripts/proto.py
+
+proto-check: $(READY) ## fail if the gRPC stubs are stale
+	$(BIN)/python scripts/proto.py --check
+
+lock: ## regenerate the pinned requirements (UPGRADE=1: move versions up)
+	$(PYTHON) scripts/lock.py $(if $(UPGRADE),--upgrade)
+
+check: lint types proto-check packages test-edge-py310 test ## what CI runs
+
+# The wheel is built from the sdist, so a file missing from the sdist is missing from the wheel.
+packages: $(READY) ## build sdist and wheel, and test them away from the sources
+	rm -rf dist
+	$(BIN)/pyproject-build --no-isolation --outdir dist . >/dev/null
+	ACESPEC_DIST=$(CURDIR)/dist $(BIN)/pytest tests/test_packaging.py
+
+# The device's part on the oldest supported Python, from the wheel, without PyTorch and Transformers.
+ifneq ($(EDGE_PYTHON),)
+test-edge-py310: packages $(EDGE_BIN)/.installed ## run the edge's tests on Python 3.10 without PyTorch
+	$(EDGE_BIN)/pip install --quiet --force-reinstall --no-deps dist/*.whl
+	$(EDGE_BIN)/python -c 'import importlib.util as u; assert not any(map(u.find_spec, ["torch", "transformers"]))'
+	$(EDGE_BIN)/pytest -m "not real_model" -p no:cacheprovider
+else
+test-edge-py310:
+	@echo '*** SKIPPED: no Python 3.10 found, so the edge was not tested on it (EDGE_PYTHON=... names one) ***'
+endif
+
+$(READY): pyproject.toml requirements/dev.txt
+	@test -n "$(PYTHON)" || { echo 'Python 3.11, 3.12 or 3.13 with venv and pip is needed; PYTHON=... names one' >&2; exit 1; }
+	$(BIN)/python -c '' 2>/dev/null || "$(PYTHON)" -m venv --clear .venv
+	$(BIN)/pip install --quiet -c requirements/dev.txt setuptools
+	$(BIN)/pip install --quiet -c requirements/dev.txt --no-build-isolation -e '.[dev]'
+	touch $@
+
+$(EDGE_BIN)/.installed: pyproject.toml requirements/edge.txt | packages
+	$(EDGE_BIN)/python -c '' 2>/dev/null || "$(EDGE_PYTHON)" -m venv --clear .venv-edge310
+	$(EDGE_BIN)/pip install --quiet -c requirements/edge.txt "$$(echo dist/*.whl)[edge,test]"
+	touch $@
+
+clean: ## remove environments and whatever was built
+	rm -rf .venv .venv-edge310 dist build src/acespec.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,41 @@
+"""What every test file shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+CLOUD_MODULES = (
+    "accelerate",
+    "gguf",
+    "grpc_health",
+    "onnx",
+    "onnx_ir",
+    "onnxscript",
+    "safetensors",
+    "torch",
+    "transformers",
+)
+"""Modules the ``edge`` extra does not bring."""
+
+
+class EdgeAwareModule(pytest.Module):
+    """A test file that is skipped, by name, where it needs a module the device does not have.
+
+    The edge's own folders cannot hide behind this: ``test_imports.py`` has no skips, and fails if one of them
+    needs such a module.
+    """
+
+    def _getobj(self) -> object:
+        try:
+            return super()._getobj()
+        except self.CollectError as error:
+            cause = error.__cause__
+            if isinstance(cause, ModuleNotFoundError) and (cause.name or "").split(".")[0] in CLOUD_MODULES:
+                pytest.skip(f"needs {cause.name}", allow_module_level=True)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    return EdgeAwareModule.from_parent(parent, path=module_path)

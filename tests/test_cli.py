@@ -1,0 +1,87 @@
+"""The command line's table: help loads nothing, errors are one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import click
+import pytest
+
+from acespec import cli
+from acespec.errors import AcespecError
+
+
+def run_acespec(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "acespec", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_help_names_every_command_and_loads_none() -> None:
+    code = (
+        "import sys; from acespec.cli import acespec, COMMANDS\n"
+        "try: acespec(['--help'], prog_name='acespec')\n"
+        "except SystemExit as stop: assert stop.code == 0\n"
+        "assert not [lazy.module for lazy in COMMANDS.values() if lazy.module in sys.modules]\n"
+        "assert 'torch' not in sys.modules and 'grpc' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    for name, lazy in cli.COMMANDS.items():
+        assert name in result.stdout
+        assert lazy.summary in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_every_command_loads(name: str) -> None:
+    if cli.COMMANDS[name].module.startswith(("acespec.export", "acespec.cloud_verifier", "acespec.bench")):
+        pytest.importorskip("torch")
+    command = cli.LazyGroup().get_command(click.Context(cli.acespec), name)
+    assert isinstance(command, click.Command)
+    assert command.name == name
+    assert command.help, f"{name} has no help text"
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    result = run_acespec("nonesuch")
+    assert result.returncode == 2
+    assert "No such command 'nonesuch'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, error: Exception) -> str:
+    """What ``main`` exits with when a command raises ``error``."""
+
+    def raise_error(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "acespec", raise_error)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return str(stop.value.code)
+
+
+def test_a_user_error_is_one_line_and_not_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = fail_with(monkeypatch, AcespecError("port 80 is taken; choose another with --port"))
+    assert message == "acespec: error: port 80 is taken; choose another with --port"
+
+
+def test_a_missing_module_names_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = fail_with(monkeypatch, ModuleNotFoundError("no", name="onnxruntime.capi"))
+    assert message.endswith("pip install 'acespec[edge]'")
+
+
+def test_a_missing_module_that_no_extra_brings_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = ModuleNotFoundError("no", name="acespec.nonesuch")
+    monkeypatch.setattr(cli, "acespec", lambda **_: (_ for _ in ()).throw(error))
+    with pytest.raises(ModuleNotFoundError):
+        cli.main()
+
+
+def test_every_module_an_extra_is_said_to_bring_exists() -> None:
+    pytest.importorskip("torch")
+    for modules in cli.EXTRAS.values():
+        for module in modules:
+            assert importlib.util.find_spec(module), module
