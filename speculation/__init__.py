@@ -2,6 +2,58 @@
 
 from __future__ import annotations
 
+from acespec.speculation.allocation import Allocation, allocate
+from acespec.speculation.candidates import MAX_CANDIDATES, CandidateRow, candidate_row, rank_candidates
+from acespec.speculation.coupled import coupled_pick, race_scores
+from acespec.speculation.distribution import Distribution, InvalidLogitsError, distribution
 from acespec.speculation.params import SamplingParams
+from acespec.speculation.penalties import TokenCounts
+from acespec.speculation.randomness import Purpose, uniform
+from acespec.speculation.residual import (
+    accepts,
+    propose,
+    resample_draws,
+    resample_sparse,
+    residual_weights,
+    thin_passes,
+)
+from acespec.speculation.tree import tree_mask
+from acespec.speculation.weights import (
+    DRAFT_BITS,
+    Weighted,
+    draw,
+    round_to_weights,
+    target_bits,
+    weighted,
+)
 
-__all__ = ["SamplingParams"]
+__all__ = [
+    "DRAFT_BITS",
+    "MAX_CANDIDATES",
+    "Allocation",
+    "CandidateRow",
+    "Distribution",
+    "InvalidLogitsError",
+    "Purpose",
+    "SamplingParams",
+    "TokenCounts",
+    "Weighted",
+    "accepts",
+    "allocate",
+    "candidate_row",
+    "coupled_pick",
+    "distribution",
+    "draw",
+    "propose",
+    "race_scores",
+    "rank_candidates",
+    "resample_draws",
+    "resample_sparse",
+    "residual_weights",
+    "round_to_weights",
+    "target_bits",
+    "thin_passes",
+    "tree_mask",
+    "uniform",
+    "weighted",
+]

@@ -45,6 +45,4 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         """Whether the distribution depends on which tokens came before, beyond the model itself."""
-        return (
-            self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-        )
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

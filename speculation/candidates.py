@@ -1,0 +1,69 @@
+"""Which tokens may follow: the draw from a draft row, and the ranking its branches are grown in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from acespec.speculation.coupled import race_scores
+from acespec.speculation.distribution import Distribution, scaled_scores, warp
+from acespec.speculation.params import SamplingParams
+from acespec.speculation.penalties import TokenCounts
+
+MAX_CANDIDATES = 512
+"""Largest logits of a draft row that are looked at."""
+
+
+@dataclass(frozen=True)
+class CandidateRow:
+    """What is kept of a draft row: enough to draw from it now and to rank its branches later."""
+
+    ids: NDArray[np.int64]
+    """Candidates, ascending, [n]."""
+    scores: NDArray[np.float64]
+    """Log-probabilities at the temperature before top-k, top-p and min-p, up to a constant: the largest is 0.
+    [n]. At temperature 0, the logits' differences."""
+    distribution: Distribution
+    """What a token is drawn from."""
+
+
+def candidate_row(
+    logits: NDArray[np.float32],
+    params: SamplingParams,
+    counts: TokenCounts | None = None,
+    max_candidates: int = MAX_CANDIDATES,
+) -> CandidateRow:
+    """Look once through the draft's ``logits`` ``[vocab_size]``. Raises ``InvalidLogitsError``."""
+    ids, scores = scaled_scores(logits, params, counts, max_candidates)
+    return CandidateRow(ids, scores, warp(ids, scores, params))
+
+
+def rank_candidates(
+    row: CandidateRow,
+    params: SamplingParams,
+    seed: int,
+    position: int,
+    mode_is_coupled: bool,
+    count: int,
+    exclude: int | None = None,
+) -> NDArray[np.int64]:
+    """Return at most ``count`` tokens: int64, the likeliest outcome at ``position`` first.
+
+    Coupled: by arrival in the race the target will run too, those the draft's own sampling keeps before the
+    rest. Residual mode and temperature 0: by probability. Ties go to the lower id. ``exclude`` is left out:
+    the drafted token whose rejection the branches wait for.
+    """
+    if mode_is_coupled and params.temperature > 0.0:
+        # Unnormalized probabilities order the race as well; an underflowed one never arrives.
+        with np.errstate(divide="ignore"):
+            arrival = race_scores(row.ids, np.exp(row.scores), seed, position)
+        outside = ~np.isin(row.ids, row.distribution.ids, assume_unique=True)
+        order = np.lexsort((arrival, outside))
+    else:
+        order = np.argsort(-row.scores, kind="stable")
+    ranked = row.ids[order[: count + 1]]
+    if exclude is not None:
+        ranked = ranked[ranked != exclude]
+    return ranked[:count]
