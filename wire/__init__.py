@@ -1,1 +1,75 @@
-"""The protocol between edge and cloud: messages, their packed encoding, generated stubs and transports."""
+"""The protocol between edge and cloud: messages as plain data, their packed encoding, and the session's link.
+
+``verifier.proto`` documents every field and layout; ``Codec`` turns messages into it and back, strictly;
+``EdgeTransport`` and ``CloudTransport`` are the two ends of a session whatever runs between them, and
+``memory_link`` is such a pair in one process. gRPC itself is imported only where ``verifier_pb2_grpc`` is.
+"""
+
+from __future__ import annotations
+
+from acespec.wire.codec import Codec, decode_open, encode_open
+from acespec.wire.errors import ErrorCode, SessionError
+from acespec.wire.layout import downlink_bits_draws, downlink_bits_sparse, token_bits
+from acespec.wire.memory import memory_link
+from acespec.wire.messages import (
+    MAX_CHAIN,
+    PROTOCOL_VERSION,
+    SEQ_MODULUS,
+    AcceptanceMode,
+    Close,
+    CloudMessage,
+    Commit,
+    Decode,
+    EdgeMessage,
+    EndVerdict,
+    MoreDraws,
+    MoreTarget,
+    Open,
+    Opened,
+    RejectVerdict,
+    Round,
+    ServerTimes,
+    SparseTarget,
+    TargetDraws,
+    TokenVerdict,
+    Verdict,
+)
+from acespec.wire.prefix_check import PrefixCheck
+from acespec.wire.transport import CloudTransport, EdgeTransport, LinkBytes
+
+__all__ = [
+    "MAX_CHAIN",
+    "PROTOCOL_VERSION",
+    "SEQ_MODULUS",
+    "AcceptanceMode",
+    "Close",
+    "CloudMessage",
+    "CloudTransport",
+    "Codec",
+    "Commit",
+    "Decode",
+    "EdgeMessage",
+    "EdgeTransport",
+    "EndVerdict",
+    "ErrorCode",
+    "LinkBytes",
+    "MoreDraws",
+    "MoreTarget",
+    "Open",
+    "Opened",
+    "PrefixCheck",
+    "RejectVerdict",
+    "Round",
+    "ServerTimes",
+    "SessionError",
+    "SparseTarget",
+    "TargetDraws",
+    "TokenVerdict",
+    "Verdict",
+    "decode_open",
+    "downlink_bits_draws",
+    "downlink_bits_sparse",
+    "encode_open",
+    "memory_link",
+    "token_bits",
+]

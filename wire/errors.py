@@ -27,3 +27,8 @@ class SessionError(AcespecError):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+def malformed(cause: str) -> SessionError:
+    """The error for a message that breaks the protocol; ``cause`` is one line."""
+    return SessionError(ErrorCode.INVALID_ARGUMENT, cause)

@@ -25,7 +25,7 @@ class AcceptanceMode(str, Enum):
     RESIDUAL = "residual"
 
 
-# --- edge to cloud -------------------------------------------------------------------------------------------
+# --- edge to cloud ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Close:
 EdgeMessage = Open | Round | Decode | MoreDraws | Close
 
 
-# --- cloud to edge -------------------------------------------------------------------------------------------
+# --- cloud to edge ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class TargetDraws:
 
 @dataclass(frozen=True)
 class RejectVerdict:
-    """Residual mode: ``accepted`` chain tokens stand and the next was rejected; the edge draws its replacement."""
+    """Residual mode: ``accepted`` chain tokens stand and the next was rejected; the edge draws another."""
 
     seq: int
     accepted: int

@@ -10,12 +10,25 @@ from acespec.wire import verifier_pb2 as pb
 
 @dataclass
 class LinkBytes:
-    """Serialized message bytes so far (payload: gRPC, TLS and TCP add their own)."""
+    """Serialized message bytes so far (payload: gRPC, TLS and TCP add their own).
+
+    Counted at the edge: up when a message is sent, down when it is received.
+    """
 
     up: int = 0
     down: int = 0
     messages_up: int = 0
     messages_down: int = 0
+
+    def count_up(self, num_bytes: int) -> None:
+        """One message of ``num_bytes`` was sent."""
+        self.up += num_bytes
+        self.messages_up += 1
+
+    def count_down(self, num_bytes: int) -> None:
+        """One message of ``num_bytes`` was received."""
+        self.down += num_bytes
+        self.messages_down += 1
 
 
 class EdgeTransport(Protocol):
@@ -32,3 +45,17 @@ class EdgeTransport(Protocol):
 
     async def close(self) -> None:
         """Close the stream; idempotent."""
+
+
+class CloudTransport(Protocol):
+    """The verifier's end of one session's stream.
+
+    The verifier ends a session by leaving its handler: whoever called it turns a ``SessionError`` into the
+    status the edge sees.
+    """
+
+    async def receive(self) -> pb.EdgeMessage | None:
+        """Wait for the next message; None, and None again, once the edge has closed the stream."""
+
+    async def send(self, message: pb.CloudMessage) -> None:
+        """Hand one message to the link. Raises ``SessionError`` if the edge is gone."""

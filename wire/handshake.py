@@ -1,0 +1,153 @@
+"""``Open`` and ``Opened``: how a session begins. Ordinary protobuf fields, checked one by one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from acespec.speculation import SamplingParams
+from acespec.wire import verifier_pb2 as pb
+from acespec.wire.bits import BitReader, BitWriter
+from acespec.wire.errors import ErrorCode, SessionError, malformed
+from acespec.wire.layout import POSITION_BITS, check_tokens, read_count, token_bits
+from acespec.wire.messages import MAX_CHAIN, PROTOCOL_VERSION, AcceptanceMode, Open, Opened
+
+MAX_VOCAB_SIZE = 2**20
+MAX_NAME = 256
+"""Characters of a model name, a fingerprint or a vocabulary hash."""
+MAX_END_TOKENS = 64
+MAX_SESSION_ID = 64
+"""Bytes."""
+
+_MODES = {
+    AcceptanceMode.COUPLED: pb.ACCEPTANCE_MODE_COUPLED,
+    AcceptanceMode.RESIDUAL: pb.ACCEPTANCE_MODE_RESIDUAL,
+}
+_MODES_BY_NUMBER = {int(number): mode for mode, number in _MODES.items()}
+
+
+def encode_open(message: Open) -> pb.EdgeMessage:
+    """The first message of a session. Raises ``ValueError`` if the seed does not fit 64 bits."""
+    committed = BitWriter()
+    committed.write_all(message.committed, token_bits(message.vocab_size))
+    return pb.EdgeMessage(
+        open=pb.Open(
+            protocol_version=message.protocol_version,
+            model=message.model,
+            fingerprint=message.fingerprint,
+            vocabulary_hash=message.vocabulary_hash,
+            vocab_size=message.vocab_size,
+            end_token_ids=message.end_token_ids,
+            sampling=pb.Sampling(**asdict(message.sampling)),
+            seed=message.seed,
+            mode=_MODES[message.mode],
+            committed=committed.to_bytes(),
+            prompt_length=message.prompt_length,
+            token_limit=message.token_limit,
+        )
+    )
+
+
+def decode_open(message: pb.EdgeMessage) -> Open:
+    """Check and read the first message of a session.
+
+    Raises ``SessionError``: FAILED_PRECONDITION if the protocol versions differ, INVALID_ARGUMENT for
+    whatever else is wrong with it.
+    """
+    kind = message.WhichOneof("kind")
+    if kind != "open":
+        raise malformed(f"the first message of a session must be open, not {kind or 'empty'}")
+    fields = message.open
+    if fields.protocol_version != PROTOCOL_VERSION:
+        raise SessionError(
+            ErrorCode.FAILED_PRECONDITION,
+            f"the edge speaks protocol version {fields.protocol_version}, this server {PROTOCOL_VERSION}: "
+            "install the same AceSpec release on both",
+        )
+    if not 2 <= fields.vocab_size <= MAX_VOCAB_SIZE:
+        raise malformed(f"open: vocab_size must be 2..{MAX_VOCAB_SIZE}, not {fields.vocab_size}")
+    if fields.mode not in _MODES_BY_NUMBER:
+        raise malformed(f"open: unknown acceptance mode {fields.mode}")
+    if len(fields.end_token_ids) > MAX_END_TOKENS:
+        raise malformed(f"open: at most {MAX_END_TOKENS} end tokens, not {len(fields.end_token_ids)}")
+    check_tokens("open: end", fields.end_token_ids, fields.vocab_size)
+    return Open(
+        model=_name("open: model", fields.model),
+        fingerprint=_name("open: fingerprint", fields.fingerprint),
+        vocabulary_hash=_name("open: vocabulary_hash", fields.vocabulary_hash),
+        vocab_size=fields.vocab_size,
+        end_token_ids=tuple(fields.end_token_ids),
+        sampling=_sampling(fields),
+        seed=fields.seed,
+        mode=_MODES_BY_NUMBER[fields.mode],
+        committed=_committed(fields),
+        prompt_length=fields.prompt_length,
+        token_limit=fields.token_limit,
+        protocol_version=fields.protocol_version,
+    )
+
+
+def encode_opened(message: Opened) -> pb.CloudMessage:
+    """The server's answer to ``Open``."""
+    return pb.CloudMessage(opened=pb.Opened(**asdict(message)))
+
+
+def decode_opened(message: pb.CloudMessage) -> Opened:
+    """Check and read the server's answer to ``Open``."""
+    fields = message.opened
+    if len(fields.session_id) > MAX_SESSION_ID:
+        raise malformed(f"opened: session_id has {len(fields.session_id)} bytes, at most {MAX_SESSION_ID}")
+    if fields.max_context < 1:
+        raise malformed("opened: max_context must be at least 1")
+    if not 1 <= fields.max_chain <= MAX_CHAIN:
+        raise malformed(f"opened: max_chain must be 1..{MAX_CHAIN}, not {fields.max_chain}")
+    return Opened(
+        session_id=fields.session_id,
+        epoch=fields.epoch,
+        model=_name("opened: model", fields.model),
+        fingerprint=_name("opened: fingerprint", fields.fingerprint),
+        max_context=fields.max_context,
+        max_chain=fields.max_chain,
+    )
+
+
+def _committed(fields: pb.Open) -> tuple[int, ...]:
+    if not fields.token_limit < 1 << POSITION_BITS:
+        raise malformed(f"open: token_limit must be below {1 << POSITION_BITS}, not {fields.token_limit}")
+    reader = BitReader(fields.committed)
+    width = token_bits(fields.vocab_size)
+    count = read_count("open: committed", reader, width)
+    if count == 0:
+        raise malformed("open: the prompt is empty: send at least one token")
+    if count >= fields.token_limit:
+        raise malformed(
+            f"open: {count} tokens are committed and token_limit {fields.token_limit} leaves none"
+        )
+    if not 1 <= fields.prompt_length <= count:
+        raise malformed(f"open: prompt_length must be 1..{count} (committed), not {fields.prompt_length}")
+    tokens = reader.read_all(count, width)
+    check_tokens("open: committed", tokens, fields.vocab_size)
+    return tuple(tokens)
+
+
+def _sampling(fields: pb.Open) -> SamplingParams:
+    if not fields.HasField("sampling"):
+        raise malformed("open: sampling is missing")
+    sampling = fields.sampling
+    try:
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+        )
+    except ValueError as error:
+        raise malformed(f"open: {error}") from error
+
+
+def _name(what: str, text: str) -> str:
+    if len(text) > MAX_NAME:
+        raise malformed(f"{what} has {len(text)} characters, at most {MAX_NAME}")
+    return text
