@@ -1,0 +1,99 @@
+"""Sub-commands: ``acespec wan-relay``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import selectors
+import signal
+
+import click
+
+from acespec.bench.link import DirectionShape, LinkShape, parse_rate
+from acespec.bench.relay import Relay, Traffic
+from acespec.errors import AcespecError
+
+Address = tuple[str, int]
+
+
+class AddressType(click.ParamType[Address]):
+    """``HOST:PORT``, with brackets around an IPv6 host."""
+
+    name = "host:port"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Address:
+        host, separator, port = str(value).rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not (separator and host and port.isdecimal() and int(port) < 2**16):
+            self.fail(f"{value!r} is not of the form HOST:PORT", param, ctx)
+        return host, int(port)
+
+
+class RateType(click.ParamType[float]):
+    """``50kbps``, in bytes per second."""
+
+    name = "rate"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return parse_rate(str(value))
+        except AcespecError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command("wan-relay")
+@click.option("--listen", type=AddressType(), required=True, help="Where to listen; port 0 takes a free one.")
+@click.option("--target", type=AddressType(), required=True, help="Where to carry each connection.")
+@click.option("--rtt", type=click.FloatRange(min=0), default=50.0, show_default=True, help="Round trip, ms.")
+@click.option(
+    "--jitter", type=click.FloatRange(min=0), default=0.0, help="Up to this much more each way, ms."
+)
+@click.option("--rate", type=RateType(), help="Limit of both directions, as 50kbps; by default none.")
+@click.option("--rate-up", type=RateType(), help="Limit towards the target, instead of --rate.")
+@click.option("--rate-down", type=RateType(), help="Limit towards the client, instead of --rate.")
+def wan_relay(
+    listen: Address,
+    target: Address,
+    rtt: float,
+    jitter: float,
+    rate: float | None,
+    rate_up: float | None,
+    rate_down: float | None,
+) -> None:
+    """Relay TCP with the delay, jitter and rate of a wide-area link.
+
+    Writes "listening on HOST:PORT" once it does, then a line of JSON for each connection that ends:
+    the bytes it carried each way. Ends on SIGINT or SIGTERM.
+    """
+
+    def shape(limit: float | None) -> DirectionShape:
+        bytes_per_second = limit or rate or float("inf")
+        return DirectionShape(rtt / 2.0, jitter, bytes_per_second)
+
+    relay = Relay(target, LinkShape(shape(rate_up), shape(rate_down)), on_closed=_report)
+    # select() waits to the microsecond; epoll rounds every wait up to a whole millisecond.
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+    try:
+        loop.run_until_complete(_serve(relay, listen))
+    finally:
+        loop.close()
+
+
+async def _serve(relay: Relay, listen: Address) -> None:
+    """Relay until asked to stop."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        host, port = await relay.start(*listen)
+    except OSError as error:
+        raise AcespecError(
+            f"cannot listen on {listen[0]}:{listen[1]}: {error.strerror}; give --listen another address"
+        ) from error
+    click.echo(f"listening on {host}:{port}")
+    await stop.wait()
+    await relay.close()
+
+
+def _report(traffic: Traffic) -> None:
+    click.echo(json.dumps({"closed": {"bytes_up": traffic.up, "bytes_down": traffic.down}}))

@@ -1,0 +1,71 @@
+"""What a wide-area link does to bytes: delay, serialisation at a limited rate, jitter. No I/O."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from dataclasses import dataclass, field
+
+from acespec.errors import AcespecError
+
+SEGMENT_BYTES = 1448
+"""Payload of a full TCP segment on an Ethernet path; a rate-limited link serialises one after the other."""
+
+_RATE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<prefix>[kmg]?)bps", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class DirectionShape:
+    """One direction of a link. Raises ``ValueError`` naming the field that is out of range."""
+
+    delay_ms: float = 0.0
+    jitter_ms: float = 0.0
+    """Each segment is late by up to this much more, uniformly; segments never overtake each other."""
+    bytes_per_second: float = math.inf
+
+    def __post_init__(self) -> None:
+        for name in ("delay_ms", "jitter_ms"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0.0):
+                raise ValueError(f"{name} must be a number of milliseconds from 0 up, not {value}")
+        if not self.bytes_per_second > 0.0:
+            raise ValueError(f"bytes_per_second must be above 0, not {self.bytes_per_second}")
+
+
+@dataclass(frozen=True)
+class LinkShape:
+    """Both directions of a link; ``up`` is from the client to the target."""
+
+    up: DirectionShape = field(default_factory=DirectionShape)
+    down: DirectionShape = field(default_factory=DirectionShape)
+
+
+class DelayLine:
+    """When segments entering one direction of a link come out of it.
+
+    A segment waits until those before it have left, takes ``size / rate`` to leave, and travels for the delay
+    (and the jitter). Only bytes the relay sees count: TCP and IP headers, 52 bytes a segment, are not added.
+    """
+
+    def __init__(self, shape: DirectionShape, jitter: random.Random) -> None:
+        self._shape = shape
+        self._jitter = jitter
+        self._busy_until = 0.0
+        self._last_due = 0.0
+
+    def due(self, now: float, size: int) -> float:
+        """When ``size`` bytes that enter at ``now`` (seconds) come out; in the order they went in."""
+        self._busy_until = max(now, self._busy_until) + size / self._shape.bytes_per_second
+        travel_ms = self._shape.delay_ms + self._shape.jitter_ms * self._jitter.random()
+        self._last_due = max(self._last_due, self._busy_until + travel_ms / 1000.0)
+        return self._last_due
+
+
+def parse_rate(text: str) -> float:
+    """Bytes per second of a rate in bits: ``50kbps``, ``1.5Mbps`` (decimal prefixes, any case)."""
+    match = _RATE.fullmatch(text.strip())
+    if match is None or float(match["number"]) == 0.0:
+        raise AcespecError(f"{text!r} is not a rate; write it as 50kbps or 1.5Mbps")
+    factor = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match["prefix"].lower()]
+    return float(match["number"]) * factor / 8.0
