@@ -44,7 +44,7 @@ class DraftEngine(Protocol):
 
         ``tokens`` and ``positions`` are ``[n]`` with ``1 <= n <= buckets[-1]``; ``mask`` is
         ``[n, num_rows + n]``, True where the token may attend (its own row included). Returns logits
-        ``[n, vocab_size]``, valid until the next call. Rows ``num_rows .. num_rows + n - 1`` are the new ones.
+        ``[n, vocab_size]``, valid until the next call. The new rows are the last n.
         """
 
     def compact(self, prefix: int, rows: Sequence[int]) -> None:

@@ -1,0 +1,204 @@
+"""The ``acespec generate`` command."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from acespec.errors import AcespecError
+from acespec.models import DEMO_PAIR, bundles_folder, load_tokenizer, pair
+from acespec.models.manifest import Bundle, load_bundle
+from acespec.speculation import Allocation, SamplingParams
+from acespec.wire import MAX_CHAIN, AcceptanceMode
+
+if TYPE_CHECKING:
+    from acespec.edge_runtime.generate import DraftModel, GenerationResult
+
+logger = logging.getLogger(__name__)
+
+PAIR = pair(DEMO_PAIR)
+
+
+@click.command()
+@click.option("--server", required=True, metavar="HOST:PORT", help="The verifier's address.")
+@click.option(
+    "--draft",
+    type=click.Path(path_type=Path, file_okay=False),
+    help=f"Bundle of the draft model.  [default: the demo pair's, in {bundles_folder()}]",
+)
+@click.option("-p", "--prompt", required=True, help="The text to answer or to continue.")
+@click.option(
+    "--chat/--raw", default=True, help="Apply the model's chat template, or send the prompt as it is."
+)
+@click.option(
+    "--mode",
+    type=click.Choice([m.value for m in AcceptanceMode]),
+    default=AcceptanceMode.COUPLED.value,
+    show_default=True,
+    help="How drafted tokens are accepted.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(["rounds", "cloud"]),
+    default="rounds",
+    show_default=True,
+    help="Speculate, or let the cloud decode alone.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True)
+@click.option(
+    "--temperature", type=float, default=PAIR.sampling.temperature, show_default=True, help="0 is greedy."
+)
+@click.option("--top-k", type=int, default=PAIR.sampling.top_k, show_default=True, help="0 keeps all.")
+@click.option("--top-p", type=float, default=PAIR.sampling.top_p, show_default=True)
+@click.option("--min-p", type=float, default=PAIR.sampling.min_p, show_default=True)
+@click.option("--repetition-penalty", type=float, default=1.0, show_default=True)
+@click.option("--presence-penalty", type=float, default=0.0, show_default=True)
+@click.option("--frequency-penalty", type=float, default=0.0, show_default=True)
+@click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
+@click.option(
+    "--gamma", type=click.IntRange(1, MAX_CHAIN), default=PAIR.gamma, show_default=True, help="Longest chain."
+)
+@click.option(
+    "--budget",
+    type=click.IntRange(1),
+    help="Tree nodes a step, gamma included.  [default: follows the network]",
+)
+@click.option(
+    "--allocation",
+    type=click.Choice([a.value for a in Allocation]),
+    default=PAIR.allocation,
+    show_default=True,
+    help="How branches are spread over the depths of the chain.",
+)
+@click.option(
+    "--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of the draft engine."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object with tokens, text and every metric."
+)
+def generate(
+    server: str,
+    draft: Path | None,
+    prompt: str,
+    chat: bool,
+    policy: str,
+    threads: int,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Generate text with a draft model here and a verifier in the cloud."""
+    from acespec.edge_runtime.text import IncrementalText, encode_prompt
+
+    bundle = load_bundle(draft if draft is not None else demo_bundle())
+    tokenizer = load_tokenizer(bundle.tokenizer_path)
+    text = IncrementalText(tokenizer)
+
+    def show(piece: str) -> None:
+        if not as_json:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+
+    result = asyncio.run(
+        run(
+            server,
+            bundle,
+            encode_prompt(tokenizer, bundle, prompt, chat),
+            options,
+            load_draft(bundle, threads) if policy == "rounds" else None,
+            lambda tokens: show(text.push(tokens)),
+        )
+    )
+    show(text.finish() + "\n")
+    if as_json:
+        click.echo(json.dumps(report(result, text.text)))
+
+
+async def run(
+    server: str,
+    bundle: Bundle,
+    prompt: tuple[int, ...],
+    options: dict[str, Any],
+    draft: DraftModel | None,
+    on_tokens: Any,
+) -> GenerationResult:
+    """Connect to ``server`` and generate. ``options`` are the command's, by parameter name."""
+    from acespec.edge_runtime.generate import TargetIdentity, generate
+    from acespec.edge_runtime.grpc_transport import VerifierChannel
+    from acespec.edge_runtime.request import DraftSettings, GenerationRequest
+
+    fields = {f.name for f in dataclasses.fields(SamplingParams)}
+    try:
+        request = GenerationRequest(
+            prompt=prompt,
+            end_token_ids=bundle.manifest.end_token_ids,
+            max_new_tokens=options["max_new_tokens"],
+            sampling=SamplingParams(**{name: value for name, value in options.items() if name in fields}),
+            seed=options["seed"],
+            mode=AcceptanceMode(options["mode"]),
+        )
+        settings = DraftSettings(
+            gamma=options["gamma"],
+            budget=options["budget"],
+            allocation=options["allocation"],
+            initial_alpha=PAIR.initial_alpha,
+            initial_beta=PAIR.initial_beta,
+        )
+        settings.check_buckets(draft.engine.buckets if draft is not None else ())
+    except ValueError as error:
+        raise AcespecError(str(error)) from None
+    identity = TargetIdentity(vocabulary_hash=bundle.manifest.vocabulary_hash)
+    async with VerifierChannel(server) as channel:
+        return await generate(
+            channel.session(), request, bundle.manifest.vocab_size, draft, settings, identity, on_tokens
+        )
+
+
+def load_draft(bundle: Bundle, threads: int) -> DraftModel:
+    """Load the bundle's engine, with its profile or, where there is none, one measured now."""
+    from acespec.compute import ThreadRunner
+    from acespec.edge_runtime.calibration import measured_profile
+    from acespec.edge_runtime.generate import DraftModel
+    from acespec.edge_runtime.ort_engine import OnnxRuntimeEngine
+
+    engine = OnnxRuntimeEngine(bundle, threads)
+    profile = bundle.manifest.latency
+    if profile is None:
+        logger.warning(
+            "bundle %s has no latency profile: measuring a few steps; run: acespec profile %s",
+            bundle.folder,
+            bundle.folder,
+        )
+        measured = measured_profile(engine)
+        return DraftModel(engine, lambda _: measured, ThreadRunner("draft"))
+    return DraftModel(
+        engine,
+        lambda context: {bucket: profile.step_ms(bucket, context) for bucket in engine.buckets},
+        ThreadRunner("draft"),
+    )
+
+
+def demo_bundle() -> Path:
+    """Where the demo pair's bundle lies. Raises ``AcespecError`` if it was not made yet."""
+    folder = bundles_folder() / PAIR.draft
+    if not folder.is_dir():
+        raise AcespecError(
+            f"the demo's draft bundle is not in {folder}: make it with 'make demo', or name one with --draft"
+        )
+    return folder
+
+
+def report(result: GenerationResult, text: str) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    return {
+        "tokens": result.tokens,
+        "text": text,
+        "finish_reason": result.finish_reason.value,
+        "metrics": dataclasses.asdict(result.metrics),
+    }

@@ -1,0 +1,163 @@
+"""The draft model's side of one generation: drawing tokens, feeding them, keeping key/value rows in step.
+
+Rows and positions: committed token ``p`` lies in row ``p``, and so does the chain token at position ``p``
+until its round is decided; tree rows follow in the order computed. A token drawn last has no row yet: it is
+*pending* until the next step feeds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from acespec.compute import StepRunner
+from acespec.edge_runtime.budget import bucket_for
+from acespec.edge_runtime.engine import DraftEngine
+from acespec.edge_runtime.step_clock import StepClock
+from acespec.speculation import (
+    DRAFT_BITS,
+    CandidateRow,
+    Purpose,
+    SamplingParams,
+    TokenCounts,
+    Weighted,
+    candidate_row,
+    coupled_pick,
+    draw,
+    rank_candidates,
+    uniform,
+    weighted,
+)
+from acespec.wire import AcceptanceMode
+
+MAX_CANDIDATES = 512
+"""The draft truncates to its most likely tokens before anything else (DESIGN section 3)."""
+
+
+@dataclass(frozen=True)
+class DraftedToken:
+    """One drafted token and the row it was drawn from."""
+
+    token: int
+    row: CandidateRow
+    weights: Weighted | None
+    """Residual mode: the rounded distribution it was drawn from, exactly as sent."""
+
+    @property
+    def weight(self) -> int:
+        """Residual mode: its 16-bit weight, 1..65536."""
+        assert self.weights is not None
+        return self.weights.weight_of(self.token)
+
+
+@dataclass
+class Chain:
+    """Drafted tokens behind the committed ones, in order."""
+
+    drafted: list[DraftedToken] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [d.token for d in self.drafted]
+
+    def __len__(self) -> int:
+        return len(self.drafted)
+
+
+@dataclass(frozen=True)
+class DraftRules:
+    """What decides a draw besides the logits: fixed for one generation."""
+
+    params: SamplingParams
+    seed: int
+    mode: AcceptanceMode
+    end_token_ids: frozenset[int]
+    prompt_length: int
+
+
+class Drafter:
+    """Drafts chains with one engine, one generation at a time."""
+
+    def __init__(self, engine: DraftEngine, rules: DraftRules, runner: StepRunner, clock: StepClock) -> None:
+        self.engine = engine
+        self.rules = rules
+        self._runner = runner
+        self._clock = clock
+        engine.truncate(0)
+
+    def max_chain(self, num_committed: int) -> int:
+        """Longest chain the draft's context allows behind ``num_committed`` tokens; below 1 it is full."""
+        return self.engine.max_context - num_committed + 1
+
+    def draw(self, logits: NDArray[np.float32], *before: Sequence[int]) -> DraftedToken:
+        """Draw the next token from one row of logits ``[vocab]``; ``before``: what precedes it, in parts."""
+        rules = self.rules
+        position = sum(len(part) for part in before)
+        row = candidate_row(logits, rules.params, self._counts(before), MAX_CANDIDATES)
+        if rules.mode is AcceptanceMode.COUPLED:
+            return DraftedToken(coupled_pick(row.distribution, rules.seed, position), row, None)
+        weights = weighted(row.distribution, DRAFT_BITS)
+        index = draw(weights.weights, uniform(rules.seed, Purpose.DRAFT, position))
+        return DraftedToken(int(weights.ids[index]), row, weights)
+
+    def candidates(self, row: CandidateRow, position: int, count: int, exclude: int | None) -> list[int]:
+        """The ``count`` likeliest tokens at ``position`` besides ``exclude``, best first."""
+        rules = self.rules
+        ranked = rank_candidates(
+            row, rules.params, rules.seed, position, rules.mode is AcceptanceMode.COUPLED, count, exclude
+        )
+        return [int(token) for token in ranked]
+
+    async def draft(self, committed: Sequence[int], chain: Chain, length: int) -> None:
+        """Extend ``chain`` to ``length`` tokens, one step a token, or up to and including an end token."""
+        while len(chain) < length and not self.ends(chain):
+            num_rows = self.engine.num_rows
+            pending = [*committed[num_rows:], *chain.tokens[max(num_rows - len(committed), 0) :]]
+            logits = await self._feed(pending)
+            chain.drafted.append(self.draw(logits, committed, chain.tokens))
+
+    async def prefill(self, committed: Sequence[int]) -> None:
+        """Feed every committed token but the last, so that the first draft step is a single token."""
+        if len(committed) - 1 > self.engine.num_rows:
+            await self._feed(committed[self.engine.num_rows : len(committed) - 1])
+
+    def ends(self, chain: Chain) -> bool:
+        """Whether the chain's last token is an end token: nothing is drafted behind it."""
+        return bool(chain.drafted) and chain.drafted[-1].token in self.rules.end_token_ids
+
+    async def step(
+        self, tokens: Sequence[int], positions: Sequence[int], mask: NDArray[np.bool_], kind: str
+    ) -> NDArray[np.float32]:
+        """One engine step, timed. Shapes as in ``DraftEngine.forward``."""
+        bucket = bucket_for(len(tokens), self.engine.buckets)
+        ids = np.asarray(tokens, dtype=np.int64)
+        places = np.asarray(positions, dtype=np.int64)
+        with self._clock.step(kind, bucket):
+            return await self._runner.run(
+                lambda: self.engine.forward(ids, places, mask), self._clock.expected_ms(bucket)
+            )
+
+    async def _feed(self, pending: Sequence[int]) -> NDArray[np.float32]:
+        """Feed ``pending`` behind the rows in use, causally; returns the last row's logits ``[vocab]``."""
+        assert pending, "a path always ends in a token without a row"
+        widest = self.engine.buckets[-1]
+        for start in range(0, len(pending), widest):
+            tokens = pending[start : start + widest]
+            first = self.engine.num_rows
+            mask = np.tri(len(tokens), first + len(tokens), first, dtype=np.bool_)
+            kind = "draft" if len(pending) <= 2 else "prefill"
+            logits = await self.step(tokens, range(first, first + len(tokens)), mask, kind)
+        last: NDArray[np.float32] = logits[-1]
+        return last
+
+    def _counts(self, before: Sequence[Sequence[int]]) -> TokenCounts | None:
+        if not self.rules.params.has_penalties:
+            return None  # the usual case: nothing is copied
+        tokens = [token for part in before for token in part]
+        counts = TokenCounts(tokens[: self.rules.prompt_length])
+        for token in tokens[self.rules.prompt_length :]:
+            counts.push(token)
+        return counts

@@ -1,0 +1,118 @@
+"""Online estimates the controller decides from: times, acceptance and the tail of the candidates.
+
+In residual mode estimates must not look at draws they help to decide about (DESIGN section 3): every
+estimator here is fed only with what a verdict made final, up to and including the first rejection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+
+class SmoothedTime:
+    """A smoothed duration and its spread, as TCP keeps them (RFC 6298: gains 1/8 and 1/4)."""
+
+    def __init__(self) -> None:
+        self._mean_ms: float | None = None
+        self._spread_ms = 0.0
+
+    def observe(self, sample_ms: float) -> None:
+        if self._mean_ms is None:
+            self._mean_ms, self._spread_ms = sample_ms, sample_ms / 2
+            return
+        self._spread_ms += (abs(sample_ms - self._mean_ms) - self._spread_ms) / 4
+        self._mean_ms += (sample_ms - self._mean_ms) / 8
+
+    @property
+    def known(self) -> bool:
+        return self._mean_ms is not None
+
+    @property
+    def mean_ms(self) -> float:
+        """0 before the first sample."""
+        return self._mean_ms or 0.0
+
+    @property
+    def spread_ms(self) -> float:
+        """Smoothed mean deviation."""
+        return self._spread_ms
+
+
+class AcceptanceRate:
+    """Share of checked chain tokens that were accepted (alpha), forgetting slowly.
+
+    ``memory`` is the number of recent tests the estimate rests on; the prior weighs ``prior_tests`` of them.
+    """
+
+    def __init__(self, prior: float, prior_tests: float = 8.0, memory: float = 256.0) -> None:
+        if not 0.0 < prior < 1.0:
+            raise ValueError(f"the prior acceptance must be between 0 and 1, not {prior}")
+        self._accepted = prior * prior_tests
+        self._tests = prior_tests
+        self._keep = 1.0 - 1.0 / memory
+
+    def observe(self, accepted: int, rejected: bool) -> None:
+        """One round: ``accepted`` tokens passed; ``rejected`` says whether one more was tested and failed."""
+        tests = accepted + int(rejected)
+        keep = self._keep**tests
+        self._accepted = self._accepted * keep + accepted
+        self._tests = self._tests * keep + tests
+
+    @property
+    def value(self) -> float:
+        """Strictly between 0 and 1."""
+        return min(max(self._accepted / self._tests, 1e-3), 1.0 - 1e-3)
+
+
+class TailExponent:
+    """The exponent beta of the candidate tail: P(rank > F | rejection) ~ F**-beta (paper, IV-C).
+
+    Maximum likelihood of a Pareto tail over ranks beyond the first, ranks past ``horizon`` censored (Hill
+    1975, with censoring): beta = uncensored / sum(ln rank). The prior weighs as ``prior_count`` observations.
+    """
+
+    def __init__(self, prior: float, horizon: int = 64, prior_count: float = 8.0) -> None:
+        if prior <= 0.0:
+            raise ValueError(f"the prior exponent must be positive, not {prior}")
+        self.horizon = horizon
+        self._count = prior_count
+        self._log_sum = prior_count / prior
+
+    def observe(self, rank: int | None) -> None:
+        """The target's token had ``rank`` (1 is the best) among the candidates; None: beyond the horizon."""
+        if rank is None:
+            self._log_sum += math.log(self.horizon)
+        elif rank > 1:
+            self._count += 1.0
+            self._log_sum += math.log(rank - 0.5)  # the middle of (rank - 1, rank]
+
+    @property
+    def value(self) -> float:
+        return self._count / self._log_sum
+
+
+class StepTimes:
+    """Profiled step times, corrected by what this run sees.
+
+    One factor per bucket, smoothed: the machine may be busier, hotter or faster than when it was profiled.
+    """
+
+    def __init__(self, profile_ms: Mapping[int, float], gain: float = 0.2) -> None:
+        if not profile_ms:
+            raise ValueError("the profile has no bucket")
+        self._profile_ms = dict(profile_ms)
+        self._factor = dict.fromkeys(self._profile_ms, 1.0)
+        self._gain = gain
+
+    def update_profile(self, profile_ms: Mapping[int, float]) -> None:
+        """Take the profile's values for another context length; the factors stay."""
+        self._profile_ms.update(profile_ms)
+
+    def observe(self, bucket: int, step_ms: float) -> None:
+        factor = step_ms / self._profile_ms[bucket]
+        self._factor[bucket] += self._gain * (factor - self._factor[bucket])
+
+    def current(self) -> dict[int, float]:
+        """Expected milliseconds of one step, by bucket."""
+        return {bucket: ms * self._factor[bucket] for bucket, ms in self._profile_ms.items()}

@@ -1,0 +1,89 @@
+"""One generation from request to result: the pieces put together, whatever link and engine they run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from acespec.compute import StepRunner
+from acespec.edge_runtime.controller import Controller, ProfileAt
+from acespec.edge_runtime.drafter import Drafter, DraftRules
+from acespec.edge_runtime.engine import DraftEngine
+from acespec.edge_runtime.policies import CloudPolicy, Policy, RoundsPolicy
+from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest
+from acespec.edge_runtime.session import EdgeSession
+from acespec.edge_runtime.statistics import GenerationMetrics, Statistics
+from acespec.edge_runtime.step_clock import StepClock
+from acespec.wire import EdgeTransport
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """A loaded draft model, ready to draft."""
+
+    engine: DraftEngine
+    profile_at: ProfileAt
+    runner: StepRunner
+
+
+@dataclass(frozen=True)
+class TargetIdentity:
+    """The target the edge expects; an empty field accepts any."""
+
+    model: str = ""
+    fingerprint: str = ""
+    vocabulary_hash: str = ""
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """What a generation gave."""
+
+    tokens: list[int]
+    """Generated tokens, the prompt excluded."""
+    finish_reason: FinishReason
+    metrics: GenerationMetrics
+
+
+async def generate(
+    transport: EdgeTransport,
+    request: GenerationRequest,
+    vocab_size: int,
+    draft: DraftModel | None,
+    settings: DraftSettings | None = None,
+    target: TargetIdentity | None = None,
+    on_tokens: Callable[[list[int]], object] = len,
+) -> GenerationResult:
+    """Generate one continuation of ``request`` over ``transport``, which is closed at the end.
+
+    ``draft`` None lets the cloud decode alone. ``on_tokens`` is called with the tokens of every
+    commit as it happens.
+    Raises ``SessionError`` if the verifier refuses or is lost, ``ValueError`` for settings out of range.
+    """
+    statistics = Statistics()
+    policy: Policy = CloudPolicy()
+    clock = controller = None
+    if draft is not None:
+        controller = Controller(settings or DraftSettings(), draft.profile_at)
+        clock = StepClock(controller.step_times)
+        rules = DraftRules(
+            request.sampling,
+            request.seed,
+            request.mode,
+            frozenset(request.end_token_ids),
+            len(request.prompt),
+        )
+        policy = RoundsPolicy(Drafter(draft.engine, rules, draft.runner, clock), controller)
+    session = EdgeSession(transport, request, vocab_size, statistics)
+    identity = target or TargetIdentity()
+    try:
+        await session.open(identity.model, identity.fingerprint, identity.vocabulary_hash)
+        async for tokens in policy.run(session):
+            on_tokens(tokens)
+        await session.close()
+    finally:
+        await transport.close()
+    assert session.finished is not None
+    estimates = {} if controller is None else {"alpha": controller.alpha.value, "beta": controller.beta.value}
+    metrics = statistics.report(replace(transport.traffic), clock, estimates)
+    return GenerationResult(session.committed[len(request.prompt) :], session.finished, metrics)

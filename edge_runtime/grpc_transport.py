@@ -1,0 +1,108 @@
+"""A session's link over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+import grpc
+import grpc.aio
+
+from acespec.wire import ErrorCode, LinkBytes, SessionError
+from acespec.wire import verifier_pb2 as pb
+from acespec.wire.verifier_pb2_grpc import VerifierStub
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    # NAT tables forget a silent TCP connection after a few minutes: ping before that.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+
+class VerifierChannel:
+    """A connection to one verifier; sessions share it. An asynchronous context manager."""
+
+    def __init__(self, address: str, connect_timeout_s: float = 10.0) -> None:
+        self.address = address
+        self._connect_timeout_s = connect_timeout_s
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+    async def __aenter__(self) -> VerifierChannel:
+        try:
+            await asyncio.wait_for(self._channel.channel_ready(), self._connect_timeout_s)
+        except asyncio.TimeoutError:
+            await self._channel.close()
+            raise SessionError(
+                ErrorCode.UNAVAILABLE,
+                f"no verifier answers at {self.address} (waited {self._connect_timeout_s:g} s): "
+                "check the address, or start one with: acespec serve",
+            ) from None
+        except BaseException:
+            await self._channel.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._channel.close()
+
+    def session(self) -> GrpcTransport:
+        """A new session's stream."""
+        return GrpcTransport(VerifierStub(self._channel).Session(), self.address)
+
+
+class GrpcTransport:
+    """``EdgeTransport`` over one bidirectional gRPC stream."""
+
+    def __init__(
+        self, call: grpc.aio.StreamStreamCall[pb.EdgeMessage, pb.CloudMessage], address: str
+    ) -> None:
+        self._call = call
+        self._address = address
+        self._traffic = LinkBytes()
+
+    @property
+    def traffic(self) -> LinkBytes:
+        return self._traffic
+
+    async def send(self, message: pb.EdgeMessage) -> None:
+        try:
+            await self._call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise await self._reason() from error
+        self._traffic.count_up(message.ByteSize())
+
+    async def receive(self) -> pb.CloudMessage:
+        try:
+            message = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise await self._reason() from error
+        if not isinstance(message, pb.CloudMessage):  # grpc.aio.EOF
+            raise await self._reason()
+        self._traffic.count_down(message.ByteSize())
+        return message
+
+    async def close(self) -> None:
+        self._call.cancel()
+
+    async def _reason(self) -> SessionError:
+        """Why the stream is over, from its gRPC status."""
+        status = await self._call.code()
+        detail = await self._call.details()
+        if status is grpc.StatusCode.OK:
+            return SessionError(
+                ErrorCode.UNAVAILABLE, f"the verifier at {self._address} ended the session early; try again"
+            )
+        if status is grpc.StatusCode.UNAVAILABLE:
+            return SessionError(
+                ErrorCode.UNAVAILABLE,
+                f"lost the verifier at {self._address} ({detail}); is it still running?",
+            )
+        known = {code.value for code in ErrorCode}
+        code = ErrorCode(status.name) if status.name in known else ErrorCode.INTERNAL
+        return SessionError(code, f"the verifier refused: {detail}")

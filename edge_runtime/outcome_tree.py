@@ -1,0 +1,150 @@
+"""The outcome tree: drafted continuations keyed by how the round under way may end (DESIGN sections 2 and 4).
+
+A branch belongs to one outcome ``(accepted, next_token)``; it holds the chain that will be sent if the round
+ends that way. Looking an outcome up is one dictionary access.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from acespec.edge_runtime.drafter import Chain, Drafter
+from acespec.speculation import CandidateRow, tree_mask
+
+Outcome = tuple[int, int]
+"""``(accepted, next_token)``: how a round ended."""
+
+
+@dataclass
+class Branch:
+    """The continuation drafted for one outcome."""
+
+    outcome: Outcome
+    max_length: int
+    """Longest chain this outcome may be followed by."""
+    chain: Chain = field(default_factory=Chain)
+    rows: list[int] = field(default_factory=list)
+    """Buffer rows of the root and of all chain tokens but the last (which is pending)."""
+    parent: int = -1
+    """Tree offset of the token the next one fed hangs on; -1 is the committed prefix."""
+
+    @property
+    def pending(self) -> int:
+        """The token the next step feeds: the root, then the chain's last token."""
+        return self.chain.drafted[-1].token if self.chain.drafted else self.outcome[1]
+
+
+class OutcomeTree:
+    """All branches of one round, grown in lockstep: one step feeds the pending token of every growing branch.
+
+    The tree's rows are numbered by *offset* behind the committed rows: offsets ``0..gamma-1`` are the chain's
+    tokens, whose last is fed by the first growth step (its row predicts what follows full acceptance).
+    """
+
+    def __init__(self, drafter: Drafter, committed: Sequence[int], sent: Chain, bucket: int) -> None:
+        self._drafter = drafter
+        self._committed = committed
+        self._sent = sent
+        self._bucket = bucket
+        self._branches: dict[Outcome, Branch] = {}
+        num_fed = drafter.engine.num_rows - len(committed)
+        assert num_fed == max(len(sent) - 1, 0) or not sent.drafted, (
+            "every chain token but the last has a row"
+        )
+        self._num_chain_rows = max(num_fed, 0)
+        self._parents: list[int] = list(range(-1, self._num_chain_rows - 1))
+        self._full_acceptance_branches = 0
+
+    def plant(self, allocation: Sequence[int], max_chain: int, token_limit: int) -> None:
+        """Choose the branches: ``allocation[k]`` outcomes with k accepted tokens, k = 0..len(chain).
+
+        ``max_chain`` is the longest next chain, before the limits of context and tokens. End tokens get no
+        branch: nothing follows them.
+        """
+        self._max_chain, self._token_limit = max_chain, token_limit
+        for accepted, drafted in enumerate(self._sent.drafted):
+            self._plant_at(accepted, drafted.row, int(allocation[accepted]), exclude=drafted.token)
+        if self._sent.drafted and not self._drafter.ends(self._sent) and self._room(len(self._sent)) > 0:
+            self._full_acceptance_branches = int(allocation[len(self._sent)])
+
+    def lookup(self, outcome: Outcome) -> Branch | None:
+        """The branch for ``outcome`` if it has at least one token ready, else None: one dictionary access."""
+        branch = self._branches.get(outcome)
+        return branch if branch is not None and branch.chain.drafted else None
+
+    @property
+    def branches(self) -> list[Branch]:
+        return list(self._branches.values())
+
+    @property
+    def num_path_rows(self) -> int:
+        """Rows of committed and chain tokens, contiguous from 0; tree rows begin behind them."""
+        return len(self._committed) + self._num_chain_rows
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether another step would compute anything, and has rows to put it in."""
+        has_work = self._wants_last_row() or any(self._growing(b) for b in self._branches.values())
+        return has_work and self._drafter.engine.num_rows + self._bucket <= self._drafter.engine.max_rows
+
+    async def grow(self) -> None:
+        """One lockstep step: feed pending tokens, draw the next token of every branch fed."""
+        engine = self._drafter.engine
+        feeds_last = self._wants_last_row()
+        growing = [b for b in self._branches.values() if self._growing(b)]
+        growing.sort(
+            key=lambda b: len(b.chain)
+        )  # stable: with more branches than the bucket holds, none is left behind
+        growing = growing[: self._bucket - int(feeds_last)]
+        last = [self._sent.drafted[-1].token] if feeds_last else []
+        tokens = last + [b.pending for b in growing]
+        positions = [len(self._committed) + len(self._sent) - 1] * int(feeds_last) + [
+            len(self._committed) + b.outcome[0] + len(b.chain) for b in growing
+        ]
+        first_row = engine.num_rows
+        first_offset = len(self._parents)
+        self._parents += [len(self._sent) - 2] * int(feeds_last) + [b.parent for b in growing]
+        mask = tree_mask(np.asarray(self._parents, dtype=np.int64), len(self._committed), len(tokens))
+        logits = await self._drafter.step(tokens, positions, mask, "growth")
+        for index, branch in enumerate(growing, start=int(feeds_last)):
+            branch.rows.append(first_row + index)
+            branch.parent = first_offset + index
+            self._extend(branch, logits[index])
+        if feeds_last:
+            self._num_chain_rows += 1
+            self._plant_full_acceptance(logits[0])
+
+    def _extend(self, branch: Branch, logits: NDArray[np.float32]) -> None:
+        accepted, root = branch.outcome
+        before = (self._committed, self._sent.tokens[:accepted], [root], branch.chain.tokens)
+        branch.chain.drafted.append(self._drafter.draw(logits, *before))
+
+    def _plant_full_acceptance(self, logits: NDArray[np.float32]) -> None:
+        row = self._drafter.draw(logits, self._committed, self._sent.tokens).row
+        self._plant_at(len(self._sent), row, self._full_acceptance_branches, exclude=None)
+        self._full_acceptance_branches = 0
+
+    def _plant_at(self, accepted: int, row: CandidateRow, count: int, exclude: int | None) -> None:
+        room = self._room(accepted)
+        if room <= 0 or count <= 0:
+            return
+        ends = self._drafter.rules.end_token_ids
+        ranked = self._drafter.candidates(row, len(self._committed) + accepted, count + len(ends), exclude)
+        for token in [t for t in ranked if t not in ends][:count]:
+            self._branches[accepted, token] = Branch((accepted, token), room, parent=accepted - 1)
+
+    def _room(self, accepted: int) -> int:
+        """Longest chain that may follow an outcome with ``accepted`` tokens."""
+        num_committed = len(self._committed) + accepted + 1
+        remaining = self._token_limit - num_committed
+        return min(self._max_chain, remaining - 1, self._drafter.max_chain(num_committed))
+
+    def _growing(self, branch: Branch) -> bool:
+        return len(branch.chain) < branch.max_length and not self._drafter.ends(branch.chain)
+
+    def _wants_last_row(self) -> bool:
+        return self._full_acceptance_branches > 0

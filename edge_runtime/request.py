@@ -1,0 +1,71 @@
+"""What is asked of the edge and what it hands back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from acespec.edge_runtime.budget import fixed_budget
+from acespec.speculation import SamplingParams
+from acespec.wire import MAX_CHAIN, AcceptanceMode
+
+
+class FinishReason(str, Enum):
+    """Why a generation ended."""
+
+    END_TOKEN = "end_token"  # noqa: S105 - not a password
+    LENGTH = "length"
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One prompt and how to continue it. Raises ``ValueError`` naming the field that is out of range."""
+
+    prompt: tuple[int, ...]
+    end_token_ids: tuple[int, ...]
+    max_new_tokens: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    seed: int = 0
+    mode: AcceptanceMode = AcceptanceMode.COUPLED
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ValueError("the prompt is empty: give at least one token")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must be between 0 and 2**64 - 1, not {self.seed}")
+
+    @property
+    def token_limit(self) -> int:
+        """Absolute position at which generation ends, prompt included."""
+        return len(self.prompt) + self.max_new_tokens
+
+
+@dataclass(frozen=True)
+class DraftSettings:
+    """How the edge speculates: none of it changes the text (coupled) or its distribution (residual)."""
+
+    gamma: int = 4
+    """Longest chain."""
+    budget: int | None = None
+    """Tree nodes a step, gamma included; None follows the network (DESIGN section 5)."""
+    allocation: str = "geometric"
+    initial_alpha: float = 0.6
+    """Acceptance rate assumed before any token was checked."""
+    initial_beta: float = 0.8
+    """Exponent of the candidate tail assumed before any rejection was seen."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.gamma <= MAX_CHAIN:
+            raise ValueError(f"gamma must be between 1 and {MAX_CHAIN}, not {self.gamma}")
+        if self.budget is not None and self.budget < self.gamma:
+            raise ValueError(
+                f"budget counts the chain too: it must be at least gamma ({self.gamma}), not {self.budget}"
+            )
+
+    def check_buckets(self, buckets: Sequence[int]) -> None:
+        """``ValueError`` if the budget needs a step wider than all ``buckets``; empty: no check."""
+        if self.budget is not None and buckets:
+            fixed_budget(self.budget, self.gamma, buckets)
