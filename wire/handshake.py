@@ -8,7 +8,7 @@ from acespec.speculation import SamplingParams
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.bits import BitReader, BitWriter
 from acespec.wire.errors import ErrorCode, SessionError, malformed
-from acespec.wire.layout import POSITION_BITS, check_tokens, read_count, token_bits
+from acespec.wire.layout import POSITION_LIMIT, check_range, check_tokens, read_count, token_bits
 from acespec.wire.messages import MAX_CHAIN, PROTOCOL_VERSION, AcceptanceMode, Open, Opened
 
 MAX_VOCAB_SIZE = 2**20
@@ -63,13 +63,12 @@ def decode_open(message: pb.EdgeMessage) -> Open:
             f"the edge speaks protocol version {fields.protocol_version}, this server {PROTOCOL_VERSION}: "
             "install the same AceSpec release on both",
         )
-    if not 2 <= fields.vocab_size <= MAX_VOCAB_SIZE:
-        raise malformed(f"open: vocab_size must be 2..{MAX_VOCAB_SIZE}, not {fields.vocab_size}")
+    check_range("open: vocab_size", fields.vocab_size, 2, MAX_VOCAB_SIZE)
     if fields.mode not in _MODES_BY_NUMBER:
         raise malformed(f"open: unknown acceptance mode {fields.mode}")
     if len(fields.end_token_ids) > MAX_END_TOKENS:
         raise malformed(f"open: at most {MAX_END_TOKENS} end tokens, not {len(fields.end_token_ids)}")
-    check_tokens("open: end", fields.end_token_ids, fields.vocab_size)
+    check_tokens("open: end_token_ids", fields.end_token_ids, fields.vocab_size)
     return Open(
         model=_name("open: model", fields.model),
         fingerprint=_name("open: fingerprint", fields.fingerprint),
@@ -96,10 +95,8 @@ def decode_opened(message: pb.CloudMessage) -> Opened:
     fields = message.opened
     if len(fields.session_id) > MAX_SESSION_ID:
         raise malformed(f"opened: session_id has {len(fields.session_id)} bytes, at most {MAX_SESSION_ID}")
-    if fields.max_context < 1:
-        raise malformed("opened: max_context must be at least 1")
-    if not 1 <= fields.max_chain <= MAX_CHAIN:
-        raise malformed(f"opened: max_chain must be 1..{MAX_CHAIN}, not {fields.max_chain}")
+    check_range("opened: max_context", fields.max_context, 1, 2**32 - 1)
+    check_range("opened: max_chain", fields.max_chain, 1, MAX_CHAIN)
     return Opened(
         session_id=fields.session_id,
         epoch=fields.epoch,
@@ -111,8 +108,7 @@ def decode_opened(message: pb.CloudMessage) -> Opened:
 
 
 def _committed(fields: pb.Open) -> tuple[int, ...]:
-    if not fields.token_limit < 1 << POSITION_BITS:
-        raise malformed(f"open: token_limit must be below {1 << POSITION_BITS}, not {fields.token_limit}")
+    check_range("open: token_limit", fields.token_limit, 1, POSITION_LIMIT - 1)
     reader = BitReader(fields.committed)
     width = token_bits(fields.vocab_size)
     count = read_count("open: committed", reader, width)
@@ -122,8 +118,7 @@ def _committed(fields: pb.Open) -> tuple[int, ...]:
         raise malformed(
             f"open: {count} tokens are committed and token_limit {fields.token_limit} leaves none"
         )
-    if not 1 <= fields.prompt_length <= count:
-        raise malformed(f"open: prompt_length must be 1..{count} (committed), not {fields.prompt_length}")
+    check_range("open: prompt_length", fields.prompt_length, 1, count)
     tokens = reader.read_all(count, width)
     check_tokens("open: committed", tokens, fields.vocab_size)
     return tuple(tokens)

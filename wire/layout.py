@@ -11,6 +11,9 @@ from acespec.wire.messages import SparseTarget, TargetDraws
 
 POSITION_BITS = 24
 """Width of a position: positions and token limits are below 2**24."""
+POSITION_LIMIT = 1 << POSITION_BITS
+SEQ_BITS = 6
+"""Width of a request's number."""
 DRAW_INDEX_BITS = 24
 """Width of the index of a draw."""
 BITS_BITS = 6
@@ -19,6 +22,9 @@ MAX_TARGET_BITS = 40
 """Widest target weight."""
 MAX_DRAWS = 2**18
 """Most draws in one message; beyond, the sparse form is smaller for any vocabulary served."""
+
+RESIDUAL_ONLY = frozenset(["round_resampled", "verdict_sparse", "verdict_draws", "more_sparse", "more_draws"])
+"""Kinds of either direction that coupled mode has no use for."""
 
 
 def token_bits(vocab_size: int) -> int:
@@ -41,6 +47,21 @@ def downlink_bits_draws(num_draws: int, bits: int, token_bits: int, first_index:
     """
     index_bits = DRAW_INDEX_BITS if first_index else 0
     return BITS_BITS + index_bits + num_draws * (token_bits + bits)
+
+
+def allowed_kind(kind: str | None, *, residual: bool) -> str:
+    """The kind of a message, refused if it is unknown or not of the session's mode."""
+    if kind is None:
+        raise malformed("a message of no kind known here: both sides need the same AceSpec release")
+    if kind in RESIDUAL_ONLY and not residual:
+        raise malformed(f"{kind} belongs to residual mode; this session is coupled")
+    return kind
+
+
+def check_range(what: str, value: int, low: int, high: int) -> None:
+    """Refuse a value outside ``low..high``; ``what`` names it in the error."""
+    if not low <= value <= high:
+        raise malformed(f"{what} must be {low}..{high}, not {value}")
 
 
 def check_tokens(what: str, tokens: Iterable[int], vocab_size: int) -> None:

@@ -139,7 +139,7 @@ class CloudMessage(_message.Message):
     OPENED_FIELD_NUMBER: _builtins.int
     verdict_token: _builtins.bytes
     """The chain is decided: `accepted` tokens stand and `next` follows them.
-      seq:6 accepted:6 next:T queue:8 compute:8
+      seq:6 accepted:6 queue:8 compute:8 next:T
     """
     verdict_end: _builtins.bytes
     """The chain is decided: `accepted` (>= 1) tokens stand, the last of them an end token, and nothing follows.
