@@ -22,9 +22,11 @@ class TargetInfo:
 
 
 class TargetEngine(Protocol):
-    """A target model holding one key/value cache per sequence. Calls are synchronous and made one at a time.
+    """A target model holding one key/value cache per sequence.
 
-    A sequence's cache holds the tokens fed to it so far; ``rollback`` shortens it.
+    A sequence's cache holds the tokens fed to it so far; ``rollback`` shortens it. Calls are synchronous and
+    made one at a time, but for ``open`` and ``close``: these only keep books, and may be called from another
+    thread while a step of another sequence runs.
     """
 
     @property
@@ -37,9 +39,9 @@ class TargetEngine(Protocol):
         """Feed ``tokens`` ``[n]`` (n may be 0) without asking for logits."""
 
     def verify(self, sequence: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Feed ``tokens`` ``[n]``, n >= 1; returns logits ``[n, vocab_size]``: row i predicts what follows token i.
+        """Feed ``tokens`` ``[n]``, n >= 1; returns logits ``[n, vocab_size]``.
 
-        Decoding one token is ``verify`` of one token.
+        Row i predicts what follows token i. Decoding one token is ``verify`` of one token.
         """
 
     def rollback(self, sequence: int, length: int) -> None:
