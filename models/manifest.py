@@ -44,7 +44,7 @@ class Sealed(BaseModel):
 
 
 class TensorSpec(Sealed):
-    """A graph input or output. In ``shape`` a string is a dimension that varies: ``N`` tokens, ``S`` past rows."""
+    """A graph input or output. In ``shape`` a string is a dimension that varies: ``N`` tokens, ``S`` rows."""
 
     name: str
     dtype: str

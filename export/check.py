@@ -1,0 +1,133 @@
+"""Proof that a graph computes what PyTorch does: the same tokens through both, logits compared row by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from acespec.errors import AcespecError
+from acespec.models.manifest import TensorSpec
+
+MASKED = -1e4
+TOLERANCE = 1e-3
+"""Largest difference of a logit at float32; two correct float32 runs of a 30-layer model differ by ~1e-4."""
+
+
+class ExportShapeError(AcespecError):
+    """A graph returns an output of another shape than PyTorch."""
+
+
+class ExportToleranceError(AcespecError):
+    """A graph returns logits too far from PyTorch's."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Tokens arranged as a prefix, a chain and two branches of a tree."""
+
+    tokens: NDArray[np.int64]  # [n]
+    positions: NDArray[np.int64]  # [n]
+    mask: NDArray[np.bool_]  # [n, n], True where row i may attend to row j
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens)
+
+
+def branching_probe(tokens: NDArray[np.int64], num_branches: int = 2, branch_length: int = 3) -> Probe:
+    """A probe over ``tokens`` ``[n]`` whose last rows are branches that all continue the same prefix."""
+    count = len(tokens)
+    prefix = count - num_branches * branch_length
+    mask = np.tril(np.ones((count, count), np.bool_))
+    positions = np.arange(count)
+    for branch in range(num_branches):
+        first = prefix + branch * branch_length
+        mask[first : first + branch_length, prefix:first] = False
+        positions[first : first + branch_length] = np.arange(prefix, prefix + branch_length)
+    return Probe(np.asarray(tokens, np.int64), positions, mask)
+
+
+class GraphRunner:
+    """Runs a graph step by step the obvious way: the past is concatenated anew after each."""
+
+    def __init__(self, graph: Path, inputs: tuple[TensorSpec, ...], accuracy_level: int = 1) -> None:
+        """``accuracy_level`` is ONNX Runtime's for int4 weights: 1 multiplies in float32, 4 in int8.
+
+        Raises `ExportShapeError` when the graph does not load.
+        """
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(accuracy_level))
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(graph), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # ONNX Runtime's errors share no narrower base
+            raise ExportShapeError(
+                f"ONNX Runtime refuses {graph.name}: {' '.join(str(error).split())}"
+            ) from error
+        self._past_names = [spec.name for spec in inputs if spec.name.startswith("past_")]
+        self._row_shape = next(
+            [int(size) for size in spec.shape[1:]] for spec in inputs if spec.name.startswith("past_")
+        )
+
+    def logits(self, probe: Probe, widths: tuple[int, ...]) -> NDArray[np.float32]:
+        """Logits ``[n, vocab_size]`` of the probe fed in steps of ``widths`` tokens, which sum to n."""
+        assert sum(widths) == probe.count, (widths, probe.count)
+        past = [np.zeros((0, *self._row_shape), np.float32) for _ in self._past_names]
+        rows: list[NDArray[np.float32]] = []
+        first = 0
+        for width in widths:
+            end = first + width
+            step: dict[str, NDArray[Any]] = {
+                "input_ids": probe.tokens[None, first:end],
+                "position_ids": probe.positions[None, first:end],
+                "mask": np.where(probe.mask[first:end, :end], 0, MASKED).astype(np.float32)[None, None],
+            }
+            step.update(zip(self._past_names, past, strict=True))
+            logits, *new = self._session.run(None, step)
+            past = [np.concatenate(pair) for pair in zip(past, new, strict=True)]
+            rows.append(logits[0])
+            first = end
+        return np.concatenate(rows)
+
+
+@torch.no_grad()
+def torch_logits(model: PreTrainedModel, probe: Probe, vocab_size: int) -> NDArray[np.float32]:
+    """Logits ``[n, vocab_size]`` of one forward of the model's own eager attention, without any cache."""
+    model.set_attn_implementation("eager")
+    additive = torch.where(torch.from_numpy(probe.mask), 0.0, MASKED)[None, None]
+    output = model(
+        input_ids=torch.from_numpy(probe.tokens)[None],
+        position_ids=torch.from_numpy(probe.positions)[None],
+        attention_mask=additive,
+        use_cache=False,
+    )
+    logits: NDArray[np.float32] = output.logits[0, :, :vocab_size].numpy()
+    return logits
+
+
+def compare_logits(
+    actual: NDArray[np.float32], expected: NDArray[np.float32], graph: Path, tolerance: float = TOLERANCE
+) -> float:
+    """Largest absolute difference. Raises `ExportShapeError` or `ExportToleranceError`."""
+    if actual.shape != expected.shape:
+        raise ExportShapeError(
+            f"{graph.name} returns logits of shape {actual.shape}, PyTorch {expected.shape}; "
+            "please report the model's architecture"
+        )
+    # A NaN must not pass: it compares false with everything.
+    difference = float(np.max(np.abs(actual - expected)))
+    if not difference <= tolerance:
+        raise ExportToleranceError(
+            f"{graph.name} differs from PyTorch by {difference:.2e} in a logit, allowed are {tolerance:.0e}; "
+            "please report the model's architecture"
+        )
+    return difference
