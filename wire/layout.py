@@ -138,7 +138,7 @@ def read_draws(what: str, reader: BitReader, vocab_size: int, *, indexed: bool) 
     A token drawn twice must carry one weight, and the weights of different tokens sum to 2**bits at most.
     """
     bits = _read_bits(what, reader)
-    first_index = _read_index(what, reader) if indexed else 0
+    first_index = _read_first_index(what, reader) if indexed else 0
     count = read_count(what, reader, token_bits(vocab_size) + bits)
     if not 1 <= count <= MAX_DRAWS:
         raise malformed(f"{what}: {count} draws, allowed are 1..{MAX_DRAWS}")
@@ -153,14 +153,17 @@ def read_draws(what: str, reader: BitReader, vocab_size: int, *, indexed: bool) 
 
 def _read_bits(what: str, reader: BitReader) -> int:
     if reader.remaining < BITS_BITS:
-        raise malformed(f"{what}: the message is too short")
+        raise malformed(f"{what}: too few bits for a target")
     bits = reader.read(BITS_BITS)
     if not 1 <= bits <= MAX_TARGET_BITS:
         raise malformed(f"{what}: weights of {bits} bits, allowed are 1..{MAX_TARGET_BITS}")
     return bits
 
 
-def _read_index(what: str, reader: BitReader) -> int:
+def _read_first_index(what: str, reader: BitReader) -> int:
     if reader.remaining < DRAW_INDEX_BITS:
-        raise malformed(f"{what}: the message is too short")
-    return reader.read(DRAW_INDEX_BITS)
+        raise malformed(f"{what}: too few bits for draws")
+    first_index = reader.read(DRAW_INDEX_BITS)
+    if first_index == 0:
+        raise malformed(f"{what}: first_index cannot be 0, the verdict itself brought the first draws")
+    return first_index

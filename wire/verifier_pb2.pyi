@@ -160,7 +160,7 @@ class CloudMessage(_message.Message):
       bits:6 items(token:T weight_minus_1:b)...
     """
     more_draws: _builtins.bytes
-    """Answers MoreDraws with draws, as in verdict_draws, of which the first has index `first_index`.
+    """Answers MoreDraws with draws, as in verdict_draws, of which the first has index `first_index` (>= 1).
       bits:6 first_index:24 items(token:T weight_minus_1:b)...
     """
     commit: _builtins.bytes

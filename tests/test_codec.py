@@ -1,0 +1,192 @@
+"""The codec: round trips, the documented layouts, and the documented sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acespec.wire import (
+    Codec,
+    Commit,
+    EndVerdict,
+    MoreTarget,
+    RejectVerdict,
+    Round,
+    ServerTimes,
+    SparseTarget,
+    TargetDraws,
+    TokenVerdict,
+    decode_open,
+    downlink_bits_draws,
+    downlink_bits_sparse,
+    encode_open,
+    token_bits,
+)
+from acespec.wire import verifier_pb2 as pb
+from acespec.wire.times import encode_duration
+from wire_messages import (
+    COUPLED,
+    RESIDUAL,
+    cloud_messages,
+    edge_messages,
+    example_open,
+    packed,
+    sessions,
+    unhurried,
+)
+
+WIDE = 262144
+"""A vocabulary whose tokens take 18 bits."""
+
+
+# --- round trips --------------------------------------------------------------------------------------------
+
+
+@unhurried
+@given(st.data())
+def test_edge_messages_survive_the_wire(data: st.DataObject) -> None:
+    vocab_size, mode = data.draw(sessions())
+    message = data.draw(edge_messages(vocab_size, mode))
+    codec = Codec(vocab_size, mode)
+    wire = codec.encode_edge(message).SerializeToString()
+    assert codec.decode_edge(pb.EdgeMessage.FromString(wire)) == message
+
+
+@unhurried
+@given(st.data())
+def test_cloud_messages_survive_the_wire(data: st.DataObject) -> None:
+    vocab_size, mode = data.draw(sessions())
+    message = data.draw(cloud_messages(vocab_size, mode))
+    codec = Codec(vocab_size, mode)
+    wire = codec.encode_cloud(message).SerializeToString()
+    assert codec.decode_cloud(pb.CloudMessage.FromString(wire)) == message
+
+
+def test_long_messages_survive_the_wire() -> None:
+    committed = tuple(token * 7919 % 49152 for token in range(30_001))
+    message = replace(example_open(), vocab_size=49152, committed=committed, token_limit=40_000)
+    assert decode_open(encode_open(message)) == message
+
+    support = 50_000
+    weights = (2**30 - support + 1, *[1] * (support - 1))
+    target = SparseTarget(30, tuple(range(3, 3 + support)), weights)
+    verdict = RejectVerdict(1, 2, target)
+    codec = Codec(WIDE, RESIDUAL)
+    assert codec.decode_cloud(codec.encode_cloud(verdict)) == verdict
+
+
+# --- layouts ------------------------------------------------------------------------------------------------
+
+
+def test_layouts_worked_by_hand() -> None:
+    chain_round = Codec(WIDE, COUPLED).encode_edge(Round(seq=1, prefix_check=0x1234, chain=(1, 2)))
+    assert chain_round.SerializeToString().hex(" ") == "0a 08 04 12 34 00 00 40 00 20"
+    verdict = TokenVerdict(seq=1, accepted=2, next_token=3, times=ServerTimes(0.0, 0.01))
+    encoded = Codec(WIDE, COUPLED).encode_cloud(verdict)
+    assert encoded.SerializeToString().hex(" ") == "0a 06 04 20 00 10 00 0c"
+
+
+@unhurried
+@given(st.data())
+def test_rounds_follow_the_documented_layout(data: st.DataObject) -> None:
+    vocab_size, mode = data.draw(sessions())
+    message = data.draw(edge_messages(vocab_size, mode).filter(lambda message: isinstance(message, Round)))
+    assert isinstance(message, Round)
+    width = token_bits(vocab_size)
+    fields = [(message.seq, 6), (0, 2), (message.prefix_check, 16)]
+    if message.resampled is not None:
+        fields.append((message.resampled, width))
+    for index, token in enumerate(message.chain):
+        fields.append((token, width))
+        if mode is RESIDUAL:
+            fields.append((message.weights[index] - 1, 16))
+    encoded = Codec(vocab_size, mode).encode_edge(message)
+    kind = "round" if message.resampled is None else "round_resampled"
+    assert encoded.WhichOneof("kind") == kind
+    assert getattr(encoded, kind) == packed(*fields)
+
+
+def expected_cloud_layout(
+    message: TokenVerdict | EndVerdict | RejectVerdict | MoreTarget | Commit, width: int
+) -> bytes:
+    if isinstance(message, Commit):
+        tokens = [(token, width) for token in message.tokens]
+        return packed((message.position, 24), (encode_duration(message.compute_ms), 8), *tokens)
+    fields: list[tuple[int, int]] = []
+    if not isinstance(message, MoreTarget):
+        times = (encode_duration(message.times.queue_ms), encode_duration(message.times.compute_ms))
+        fields += [(message.seq, 6), (message.accepted, 6), (times[0], 8), (times[1], 8)]
+    if isinstance(message, TokenVerdict):
+        fields.append((message.next_token, width))
+    if isinstance(message, RejectVerdict | MoreTarget):
+        target = message.target
+        fields.append((target.bits, 6))
+        if isinstance(message, MoreTarget) and isinstance(target, TargetDraws):
+            fields.append((target.first_index, 24))
+        for token, weight in zip(target.ids, target.weights, strict=True):
+            fields += [(token, width), (weight - 1, target.bits)]
+    return packed(*fields)
+
+
+@unhurried
+@given(st.data())
+def test_verdicts_follow_the_documented_layout(data: st.DataObject) -> None:
+    vocab_size, mode = data.draw(sessions())
+    kinds = TokenVerdict | EndVerdict | RejectVerdict | MoreTarget | Commit
+    message = data.draw(cloud_messages(vocab_size, mode).filter(lambda message: isinstance(message, kinds)))
+    assert isinstance(message, kinds)
+    encoded = Codec(vocab_size, mode).encode_cloud(message)
+    kind = encoded.WhichOneof("kind")
+    assert kind is not None
+    assert getattr(encoded, kind) == expected_cloud_layout(message, token_bits(vocab_size))
+
+
+# --- sizes (whole serialized messages, 18-bit tokens) -------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", range(64))
+def test_round_sizes(length: int) -> None:
+    chain = tuple(range(WIDE - length, WIDE))
+    long_prefix = 1 if length > 55 else 0  # protobuf writes lengths from 128 bytes on in two bytes
+    size = Codec(WIDE, COUPLED).encode_edge(Round(63, 0xFFFF, chain)).ByteSize()
+    assert size <= 6 + 2.25 * length + long_prefix
+
+    long_prefix = 1 if length > 28 else 0
+    weights = (65536,) * length
+    size = Codec(WIDE, RESIDUAL).encode_edge(Round(63, 0xFFFF, chain, weights)).ByteSize()
+    assert size <= 6 + 4.25 * length + long_prefix
+    resampled = Codec(WIDE, RESIDUAL).encode_edge(Round(63, 0xFFFF, chain, weights, WIDE - 1))
+    assert resampled.ByteSize() <= 6 + 2.25 * (length + 1) + 2 * length + long_prefix
+
+
+def test_verdict_sizes() -> None:
+    times = ServerTimes(30_000.0, 30_000.0)
+    codec = Codec(WIDE, COUPLED)
+    assert codec.encode_cloud(TokenVerdict(63, 63, WIDE - 1, times)).ByteSize() == 8
+    assert codec.encode_cloud(EndVerdict(63, 63, times)).ByteSize() == 6
+
+
+@unhurried
+@given(st.data())
+def test_predicted_target_sizes_are_the_real_ones(data: st.DataObject) -> None:
+    vocab_size, _ = data.draw(sessions())
+    rejections = cloud_messages(vocab_size, RESIDUAL).filter(
+        lambda message: isinstance(message, RejectVerdict | MoreTarget)
+    )
+    message = data.draw(rejections)
+    assert isinstance(message, RejectVerdict | MoreTarget)
+    target = message.target
+    encoded = Codec(vocab_size, RESIDUAL).encode_cloud(message)
+    kind = encoded.WhichOneof("kind")
+    assert kind is not None
+    if isinstance(target, SparseTarget):
+        predicted = downlink_bits_sparse(len(target.ids), target.bits, token_bits(vocab_size))
+    else:
+        predicted = downlink_bits_draws(
+            len(target.ids), target.bits, token_bits(vocab_size), target.first_index
+        )
+    header = 28 if isinstance(message, RejectVerdict) else 0
+    assert len(getattr(encoded, kind)) == -(-(header + predicted) // 8)
