@@ -21,7 +21,7 @@ from acespec.models.vocabulary import load_tokenizer, vocabulary_hash, vocabular
 
 logger = logging.getLogger(__name__)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class TransformersEngine:
@@ -57,6 +57,7 @@ class TransformersEngine:
         """
         if threads is not None:
             torch.set_num_threads(threads)
+        check_device(device)
         if dtype != "float32":
             logger.warning(
                 "the target runs at %s: a token whose probability nearly ties with another's may come out "
@@ -129,6 +130,17 @@ class TransformersEngine:
             "cache": cache,
             "use_cache": True,
         }
+
+
+def check_device(device: str) -> None:
+    """Raise ``AcespecError`` if PyTorch has no such device here."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise AcespecError(
+            f"PyTorch cannot use the device {device!r} ({reason}); try --device cpu"
+        ) from error
 
 
 def check_layers(model: PreTrainedModel) -> None:
