@@ -1,0 +1,141 @@
+"""Who may import whom, and what the device must do without."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+MAY_IMPORT = {
+    "speculation": set(),
+    "wire": {"speculation"},
+    "models": {"speculation"},
+    "export": {"speculation", "wire", "models"},
+    "edge_runtime": {"speculation", "wire", "models"},
+    "cloud_verifier": {"speculation", "wire", "models"},
+    "bench": {"speculation", "wire", "models", "export", "edge_runtime", "cloud_verifier"},
+}
+ROOT_MODULES = {"__version__", "compute", "errors"}
+NOT_ON_THE_DEVICE = ("accelerate", "gguf", "onnx", "onnxscript", "safetensors", "torch", "transformers")
+EDGE_PACKAGES = ("acespec.speculation", "acespec.wire", "acespec.edge_runtime")
+TORCH_FREE_MODELS = ("cache", "chat", "fingerprint", "manifest", "pairs", "sources", "vocabulary")
+
+BLOCKER = f"""
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {NOT_ON_THE_DEVICE}:
+            raise ModuleNotFoundError(f"{{name}} is not on the device", name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def source_files(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def imports_of(source: str) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every import in ``source``, those inside functions and by string included."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            prefix = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{prefix}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            function = (
+                node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            )
+            if function in ("import_module", "__import__"):
+                yield node.lineno, str(node.args[0].value)
+
+
+def violations(folder: str, source: str) -> list[str]:
+    """What in ``source``, a file of ``folder``, breaks the rules."""
+    allowed = MAY_IMPORT[folder] | ROOT_MODULES | {folder}
+    found = []
+    for line, name in imports_of(source):
+        parts = name.split(".")
+        if parts[0] == "":
+            found.append(f"{line}: relative import {name}")
+        elif parts[0] in MAY_IMPORT:
+            found.append(f"{line}: {name} must be imported as acespec.{name}")
+        elif parts[0] == "acespec" and len(parts) > 1 and parts[1] not in allowed:
+            found.append(f"{line}: {folder} may not import {name}")
+        elif folder in ("speculation", "wire", "edge_runtime") and parts[0] in NOT_ON_THE_DEVICE:
+            found.append(f"{line}: the device has no {name}")
+    return found
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_folders_import_only_what_they_may(folder: str) -> None:
+    assert source_files(folder), f"{folder}/ holds no Python"
+    assert [
+        f"{path.relative_to(ROOT)}:{violation}"
+        for path in source_files(folder)
+        for violation in violations(folder, path.read_text(encoding="utf-8"))
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "line"),
+    [
+        ("edge_runtime", "import torch.nn"),
+        ("wire", "from acespec.models import pairs"),
+        ("cloud_verifier", "from acespec import edge_runtime"),
+        ("export", "def late():\n    from acespec.edge_runtime.engine import DraftEngine"),
+        ("models", "import importlib; importlib.import_module('acespec.export.graph')"),
+        ("bench", "import wire.codec"),
+        ("speculation", "from .params import SamplingParams"),
+        ("speculation", "from acespec import cli"),
+    ],
+)
+def test_each_rule_catches_its_breach(folder: str, line: str) -> None:
+    assert len(violations(folder, line)) == 1
+
+
+def run_on_the_device(code: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in a fresh interpreter that has only what the device has."""
+    return subprocess.run(
+        [sys.executable, "-c", BLOCKER + code], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def modules_of(package: str) -> list[str]:
+    """The package and every module in it, found without importing any."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    inside = pkgutil.walk_packages(spec.submodule_search_locations, f"{package}.")
+    return [package, *(module.name for module in inside)]
+
+
+@pytest.mark.parametrize("package", EDGE_PACKAGES)
+def test_every_edge_module_imports_on_the_device(package: str) -> None:
+    modules = modules_of(package)
+    assert len(modules) > 2
+    result = run_on_the_device(f"import importlib\nfor name in {modules}: importlib.import_module(name)")
+    assert result.returncode == 0, result.stderr
+
+
+def test_models_imports_on_the_device_as_far_as_the_edge_uses_it() -> None:
+    modules = ["acespec.models", *(f"acespec.models.{name}" for name in TORCH_FREE_MODELS)]
+    result = run_on_the_device(f"import importlib\nfor name in {modules}: importlib.import_module(name)")
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("module", ["torch", "transformers.models"])
+def test_the_device_really_lacks_them(module: str) -> None:
+    result = run_on_the_device(f"import {module}")
+    assert result.returncode != 0
+    assert "is not on the device" in result.stderr
