@@ -157,7 +157,4 @@ class Drafter:
         if not self.rules.params.has_penalties:
             return None  # the usual case: nothing is copied
         tokens = [token for part in before for token in part]
-        counts = TokenCounts(tokens[: self.rules.prompt_length])
-        for token in tokens[self.rules.prompt_length :]:
-            counts.push(token)
-        return counts
+        return TokenCounts(tokens[: self.rules.prompt_length], tokens[self.rules.prompt_length :])

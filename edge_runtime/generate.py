@@ -60,23 +60,11 @@ async def generate(
     commit as it happens.
     Raises ``SessionError`` if the verifier refuses or is lost, ``ValueError`` for settings out of range.
     """
-    statistics = Statistics()
-    policy: Policy = CloudPolicy()
-    clock = controller = None
-    if draft is not None:
-        controller = Controller(settings or DraftSettings(), draft.profile_at)
-        clock = StepClock(controller.step_times)
-        rules = DraftRules(
-            request.sampling,
-            request.seed,
-            request.mode,
-            frozenset(request.end_token_ids),
-            len(request.prompt),
-        )
-        policy = RoundsPolicy(Drafter(draft.engine, rules, draft.runner, clock), controller)
-    session = EdgeSession(transport, request, vocab_size, statistics)
-    identity = target or TargetIdentity()
     try:
+        statistics = Statistics()
+        session = EdgeSession(transport, request, vocab_size, statistics)
+        policy, controller, clock = _policy(request, draft, settings or DraftSettings())
+        identity = target or TargetIdentity()
         await session.open(identity.model, identity.fingerprint, identity.vocabulary_hash)
         async for tokens in policy.run(session):
             on_tokens(tokens)
@@ -87,3 +75,17 @@ async def generate(
     estimates = {} if controller is None else {"alpha": controller.alpha.value, "beta": controller.beta.value}
     metrics = statistics.report(replace(transport.traffic), clock, estimates)
     return GenerationResult(session.committed[len(request.prompt) :], session.finished, metrics)
+
+
+def _policy(
+    request: GenerationRequest, draft: DraftModel | None, settings: DraftSettings
+) -> tuple[Policy, Controller | None, StepClock | None]:
+    """How to generate ``request``, and what keeps the estimates and the time."""
+    if draft is None:
+        return CloudPolicy(), None, None
+    controller = Controller(settings, draft.profile_at)
+    clock = StepClock(controller.step_times)
+    rules = DraftRules(
+        request.sampling, request.seed, request.mode, frozenset(request.end_token_ids), len(request.prompt)
+    )
+    return RoundsPolicy(Drafter(draft.engine, rules, draft.runner, clock), controller), controller, clock

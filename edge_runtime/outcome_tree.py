@@ -51,12 +51,11 @@ class OutcomeTree:
         self._sent = sent
         self._bucket = bucket
         self._branches: dict[Outcome, Branch] = {}
-        num_fed = drafter.engine.num_rows - len(committed)
-        assert num_fed == max(len(sent) - 1, 0) or not sent.drafted, (
-            "every chain token but the last has a row"
-        )
-        self._num_chain_rows = max(num_fed, 0)
-        self._parents: list[int] = list(range(-1, self._num_chain_rows - 1))
+        self.num_path_rows = drafter.engine.num_rows
+        """Rows of committed and chain tokens, contiguous from 0; tree rows begin behind them."""
+        num_chain_rows = max(self.num_path_rows - len(committed), 0)
+        assert not sent.drafted or num_chain_rows == len(sent) - 1, "every chain token but the last has a row"
+        self._parents: list[int] = list(range(-1, num_chain_rows - 1))
         self._full_acceptance_branches = 0
 
     def plant(self, allocation: Sequence[int], max_chain: int, token_limit: int) -> None:
@@ -79,11 +78,6 @@ class OutcomeTree:
     @property
     def branches(self) -> list[Branch]:
         return list(self._branches.values())
-
-    @property
-    def num_path_rows(self) -> int:
-        """Rows of committed and chain tokens, contiguous from 0; tree rows begin behind them."""
-        return len(self._committed) + self._num_chain_rows
 
     @property
     def can_grow(self) -> bool:
@@ -115,7 +109,7 @@ class OutcomeTree:
             branch.parent = first_offset + index
             self._extend(branch, logits[index])
         if feeds_last:
-            self._num_chain_rows += 1
+            self.num_path_rows += 1
             self._plant_full_acceptance(logits[0])
 
     def _extend(self, branch: Branch, logits: NDArray[np.float32]) -> None:

@@ -41,6 +41,8 @@ class EdgeSession:
         self.finished: FinishReason | None = None
         self.opened: Opened | None = None
         """What the server said of itself; it arrives with or before the first answer."""
+        self.token_limit = request.token_limit
+        """Absolute position at which generation ends: the request's, or where the target's context does."""
         self.statistics = statistics
         self.transport = transport
         self._codec = Codec(vocab_size, request.mode)
@@ -54,7 +56,7 @@ class EdgeSession:
     @property
     def remaining(self) -> int:
         """Tokens that may still be committed."""
-        return self.request.token_limit - len(self.committed)
+        return self.token_limit - len(self.committed)
 
     async def open(self, model: str = "", fingerprint: str = "", vocabulary_hash: str = "") -> None:
         """Introduce the request. The answer is not waited for: the first round may follow at once."""
@@ -136,6 +138,7 @@ class EdgeSession:
         message = self._codec.decode_cloud(await self.transport.receive())
         if isinstance(message, Opened) and self.opened is None:
             self.opened = message
+            self.token_limit = min(self.token_limit, message.max_context)
             return await self._receive()
         return message
 

@@ -7,6 +7,7 @@ checks what a real model could not tell: that every mask shows each token one ga
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +73,7 @@ class TableDraftEngine:
         return tuple(token for _, token in seen)
 
     def compact(self, prefix: int, rows: Sequence[int]) -> None:
-        assert all(a < b for a, b in zip(rows, rows[1:], strict=False))
+        assert all(a < b for a, b in pairwise(rows))
         assert all(prefix <= row < len(self.rows) for row in rows)
         self.rows = self.rows[:prefix] + [self.rows[row] for row in rows]
 

@@ -19,9 +19,10 @@ from acespec.wire import AcceptanceMode
 from fake_draft import TableDraftEngine, hashed_table
 
 VOCAB = 11
+PLAIN = SamplingParams()
 PARAMS = st.sampled_from(
     [
-        SamplingParams(),
+        PLAIN,
         SamplingParams(temperature=0.0),
         SamplingParams(temperature=0.7, top_p=0.8),
         SamplingParams(temperature=1.3, top_k=4, repetition_penalty=1.3, presence_penalty=0.2),
@@ -31,7 +32,7 @@ PARAMS = st.sampled_from(
 
 def new_drafter(
     table_salt: int,
-    params: SamplingParams = SamplingParams(),
+    params: SamplingParams = PLAIN,
     mode: AcceptanceMode = AcceptanceMode.COUPLED,
     seed: int = 0,
     prompt_length: int = 1,
