@@ -28,6 +28,7 @@ from acespec.wire import (
     TargetDraws,
     TokenVerdict,
 )
+from acespec.wire import verifier_pb2 as pb
 from acespec.wire.times import DURATIONS_MS
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -41,6 +42,15 @@ def packed(*fields: tuple[int, int]) -> bytes:
     digits = "".join(f"{value:0{width}b}" for value, width in fields)
     digits += "0" * (-len(digits) % 8)
     return bytes(int(digits[start : start + 8], 2) for start in range(0, len(digits), 8))
+
+
+def payload(message: pb.EdgeMessage | pb.CloudMessage) -> bytes:
+    """The one field of a packed message."""
+    kind = message.WhichOneof("kind")
+    assert kind is not None
+    data = getattr(message, kind)
+    assert isinstance(data, bytes)
+    return data
 
 
 def example_open() -> Open:
@@ -70,13 +80,13 @@ server_times = st.builds(ServerTimes, durations, durations)
 positions = st.integers(0, 2**24 - 1)
 
 
-def tokens(vocab_size: int, **bounds: int) -> st.SearchStrategy[tuple[int, ...]]:
-    return st.lists(st.integers(0, vocab_size - 1), **bounds).map(tuple)
+def tokens(vocab_size: int, min_size: int, max_size: int) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.lists(st.integers(0, vocab_size - 1), min_size=min_size, max_size=max_size).map(tuple)
 
 
 @st.composite
 def rounds(draw: st.DrawFn, vocab_size: int, mode: AcceptanceMode) -> Round:
-    chain = draw(tokens(vocab_size, max_size=MAX_CHAIN))
+    chain = draw(tokens(vocab_size, 0, MAX_CHAIN))
     if mode is COUPLED:
         return Round(draw(seqs), draw(checks), chain)
     weights = draw(st.lists(st.integers(1, 65536), min_size=len(chain), max_size=len(chain)))
@@ -104,13 +114,13 @@ sampling_params = st.builds(
 
 @st.composite
 def opens(draw: st.DrawFn, vocab_size: int, mode: AcceptanceMode) -> Open:
-    committed = draw(tokens(vocab_size, min_size=1, max_size=100))
+    committed = draw(tokens(vocab_size, 1, 100))
     return Open(
         model=draw(names),
         fingerprint=draw(names),
         vocabulary_hash=draw(names),
         vocab_size=vocab_size,
-        end_token_ids=draw(tokens(vocab_size, max_size=64)),
+        end_token_ids=draw(tokens(vocab_size, 0, 64)),
         sampling=draw(sampling_params),
         seed=draw(st.integers(0, 2**64 - 1)),
         mode=mode,
@@ -164,7 +174,7 @@ openeds = st.builds(
 
 @st.composite
 def commits(draw: st.DrawFn, vocab_size: int) -> Commit:
-    committed = draw(tokens(vocab_size, min_size=1, max_size=100))
+    committed = draw(tokens(vocab_size, 1, 100))
     return Commit(draw(st.integers(0, 2**24 - len(committed))), committed, draw(durations))
 
 
