@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The machine may be slow or busy: how long an example takes says nothing about the code.
+settings.register_profile("acespec", deadline=None)
+settings.load_profile("acespec")
 
 CLOUD_MODULES = (
     "accelerate",
