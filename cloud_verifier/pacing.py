@@ -23,13 +23,26 @@ class PacedRunner:
         self._turn = asyncio.Lock()  # first come, first served
 
     async def run(self, step: Callable[[], T], latency_ms: float = 0.0) -> T:
+        await self._turn.acquire()
+        held = asyncio.ensure_future(self._hold(step, latency_ms))
+        held.add_done_callback(look_at)
+        return await asyncio.shield(held)
+
+    async def _hold(self, step: Callable[[], T], latency_ms: float) -> T:
+        """Run ``step`` and keep the turn for its time."""
         loop = asyncio.get_running_loop()
-        async with self._turn:
-            started = loop.time()
-            try:
-                return await self._inner.run(step, latency_ms)
-            finally:
-                await asyncio.sleep(started + self._min_seconds - loop.time())
+        ends = loop.time() + self._min_seconds
+        try:
+            return await self._inner.run(step, latency_ms)
+        finally:
+            await asyncio.sleep(ends - loop.time())
+            self._turn.release()
 
     def close(self) -> None:
         self._inner.close()
+
+
+def look_at(step: asyncio.Future[T]) -> None:
+    """Take note of a failure that nobody waits for any more, so that asyncio does not report it as lost."""
+    if not step.cancelled():
+        step.exception()
