@@ -85,6 +85,20 @@ class OutcomeTree:
         has_work = self._wants_last_row() or any(self._growing(b) for b in self._branches.values())
         return has_work and self._drafter.engine.num_rows + self._bucket <= self._drafter.engine.max_rows
 
+    def settle(self, accepted: int, next_token: int | None) -> Chain | None:
+        """End the round: keep the rows of what is committed now and, on a hit, of its branch's chain.
+
+        Returns that chain (all but its last token have rows), or None on a miss. ``next_token`` None: the
+        text ended. Copies the branch's rows, never the context's or the tree's.
+        """
+        num_kept = min(len(self._committed) + accepted, self.num_path_rows)
+        branch = None if next_token is None else self.lookup((accepted, next_token))
+        if branch is None:
+            self._drafter.engine.truncate(num_kept)
+            return None
+        self._drafter.engine.compact(num_kept, branch.rows)
+        return branch.chain
+
     async def grow(self) -> None:
         """One lockstep step: feed pending tokens, draw the next token of every branch fed."""
         engine = self._drafter.engine

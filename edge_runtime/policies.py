@@ -123,19 +123,13 @@ class RoundsPolicy:
     def _go_on(
         self, session: EdgeSession, tree: OutcomeTree, chain: Chain, resolution: Resolution
     ) -> tuple[Chain, list[int]]:
-        """Commit, then compact to the branch of this outcome (a hit) or roll back to the truth (a miss)."""
+        """Take the chain of this outcome's branch (a hit) or begin anew from the truth (a miss); commit."""
         tokens = chain.tokens[: resolution.accepted]
         if resolution.next_token is not None:
             tokens.append(resolution.next_token)
-        engine = self._drafter.engine
-        num_kept = min(len(session.committed) + resolution.accepted, tree.num_path_rows)
-        branch = None if resolution.outcome is None else tree.lookup(resolution.outcome)
+        next_chain = tree.settle(resolution.accepted, resolution.next_token)
         session.commit(tokens, resolution.resampled)
         if session.finished is None and self._chain_length(session) not in (None, 0):
             session.statistics.lookups += 1
-            session.statistics.hits += int(branch is not None)
-        if branch is None:
-            engine.truncate(num_kept)
-            return Chain(), tokens
-        engine.compact(num_kept, branch.rows)
-        return branch.chain, tokens
+            session.statistics.hits += int(next_chain is not None)
+        return next_chain or Chain(), tokens

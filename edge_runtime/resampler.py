@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from acespec.edge_runtime.drafter import Chain
-from acespec.edge_runtime.outcome_tree import Outcome
 from acespec.edge_runtime.session import EdgeSession
 from acespec.speculation import Weighted, resample_draws, resample_sparse
 from acespec.wire import (
@@ -32,10 +31,6 @@ class Resolution:
     """Whether the edge drew ``next_token`` itself."""
     rejected: bool
     """Whether chain token ``accepted`` was tested and failed."""
-
-    @property
-    def outcome(self) -> Outcome | None:
-        return None if self.next_token is None else (self.accepted, self.next_token)
 
 
 async def resolve(session: EdgeSession, chain: Chain, verdict: Verdict) -> Resolution:

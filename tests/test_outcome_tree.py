@@ -133,15 +133,10 @@ def test_rows_after_hits_and_misses_are_the_committed_tokens(
             ready = [b.outcome for b in tree.branches if b.chain.drafted]
             misses = [(accepted, 10 - accepted) for accepted in range(gamma + 1)]
             accepted, token = data.draw(st.sampled_from(ready + misses))
-            kept = min(len(committed) + accepted, tree.num_path_rows)
-            branch = tree.lookup((accepted, token))
+            next_chain = tree.settle(accepted, token)
+            assert (next_chain is not None) == ((accepted, token) in ready)
             committed = [*committed, *chain.tokens[:accepted], token]
-            if branch is None:
-                engine.truncate(kept)
-                chain = Chain()
-            else:
-                engine.compact(kept, branch.rows)
-                chain = branch.chain
+            chain = next_chain or Chain()
             path = [*committed, *chain.tokens]
             assert engine.rows == list(enumerate(path[: engine.num_rows]))
             assert engine.num_rows <= len(path) - 1
