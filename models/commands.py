@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from acespec.errors import AcespecError
 from acespec.models.cache import CACHE_VARIABLE, cache_folder, models_folder
@@ -112,7 +112,9 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 
 def _models_table() -> Table:
-    table = Table("model", "cached", "layers", "source", title="Models", title_justify="left")
+    table = Table(
+        Column("model", no_wrap=True), "cached", "layers", "source", title="Models", title_justify="left"
+    )
     cached = [path.name for path in models_folder().glob("*") if (path / "config.json").is_file()]
     for name in [*MODELS, *sorted(set(cached) - set(MODELS))]:
         folder = models_folder() / name
@@ -126,7 +128,15 @@ def _models_table() -> Table:
 
 
 def _pairs_table() -> Table:
-    table = Table("pair", "target", "draft", "gamma", "allocation", title="Pairs", title_justify="left")
+    table = Table(
+        Column("pair", no_wrap=True),
+        "target",
+        "draft",
+        "gamma",
+        "allocation",
+        title="Pairs",
+        title_justify="left",
+    )
     for pair in PAIRS.values():
         table.add_row(pair.name, pair.target, pair.draft, str(pair.gamma), pair.allocation)
     return table

@@ -26,15 +26,13 @@ TOP_P = 0.9
 """The nucleus (at temperature 1) for both distributions, and for the continuations drawn."""
 SHORTLIST = 10
 """After the first round only the layers that hurt least when removed alone stay in the search."""
-CONTINUATION_TOKENS = 64
+CONTINUATION_TOKENS = 48
 CALIBRATION_PROMPTS = (
     "Explain in simple words why the sky is blue.",
     "Write a short story about a lighthouse keeper who finds a message in a bottle.",
     "A train travels 60 km in 45 minutes. How far does it travel in two hours? Explain your steps.",
     "Write a Python function that returns the n-th Fibonacci number, with a docstring.",
     "List five tips for a good night's sleep.",
-    "What is the difference between a virus and a bacterium?",
-    "Translate into formal English and explain each change: gonna grab some food, wanna come?",
     "Give me a recipe for a vegetable soup for four people.",
 )
 
