@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +19,23 @@ from acespec.speculation import Allocation, SamplingParams
 from acespec.wire import MAX_CHAIN, AcceptanceMode
 
 if TYPE_CHECKING:
-    from acespec.edge_runtime.generate import DraftModel, GenerationResult
-
-logger = logging.getLogger(__name__)
+    from acespec.edge_runtime.draft_model import DraftModel
+    from acespec.edge_runtime.generate import GenerationResult
+    from acespec.edge_runtime.request import DraftSettings, GenerationRequest
 
 PAIR = pair(DEMO_PAIR)
 
 
 @click.command()
 @click.option("--server", required=True, metavar="HOST:PORT", help="The verifier's address.")
+@click.option(
+    "--connect-timeout",
+    "connect_timeout_s",
+    type=click.FloatRange(0.0, min_open=True),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+)
 @click.option(
     "--draft",
     type=click.Path(path_type=Path, file_okay=False),
@@ -85,6 +93,7 @@ PAIR = pair(DEMO_PAIR)
 )
 def generate(
     server: str,
+    connect_timeout_s: float,
     draft: Path | None,
     prompt: str,
     chat: bool,
@@ -94,10 +103,14 @@ def generate(
     **options: Any,
 ) -> None:
     """Generate text with a draft model here and a verifier in the cloud."""
+    from acespec.edge_runtime.draft_model import load_draft
     from acespec.edge_runtime.text import IncrementalText, encode_prompt
 
     bundle = load_bundle(draft if draft is not None else demo_bundle())
     tokenizer = load_tokenizer(bundle.tokenizer_path)
+    prompt_ids = encode_prompt(tokenizer, bundle, prompt, chat)
+    request, settings = requested(bundle, prompt_ids, options)
+    model = load_draft(bundle, threads) if policy == "rounds" else None
     text = IncrementalText(tokenizer)
 
     def show(piece: str) -> None:
@@ -106,13 +119,8 @@ def generate(
             sys.stdout.flush()
 
     result = asyncio.run(
-        run(
-            server,
-            bundle,
-            encode_prompt(tokenizer, bundle, prompt, chat),
-            options,
-            load_draft(bundle, threads) if policy == "rounds" else None,
-            lambda tokens: show(text.push(tokens)),
+        generate_over_grpc(
+            server, connect_timeout_s, bundle, request, settings, model, lambda ids: show(text.push(ids))
         )
     )
     show(text.finish() + "\n")
@@ -120,26 +128,19 @@ def generate(
         click.echo(json.dumps(report(result, text.text)))
 
 
-async def run(
-    server: str,
-    bundle: Bundle,
-    prompt: tuple[int, ...],
-    options: dict[str, Any],
-    draft: DraftModel | None,
-    on_tokens: Any,
-) -> GenerationResult:
-    """Connect to ``server`` and generate. ``options`` are the command's, by parameter name."""
-    from acespec.edge_runtime.generate import TargetIdentity, generate
-    from acespec.edge_runtime.grpc_transport import VerifierChannel
+def requested(
+    bundle: Bundle, prompt: tuple[int, ...], options: dict[str, Any]
+) -> tuple[GenerationRequest, DraftSettings]:
+    """What ``options`` (by parameter name) ask for. Raises ``AcespecError`` naming the one out of range."""
     from acespec.edge_runtime.request import DraftSettings, GenerationRequest
 
-    fields = {f.name for f in dataclasses.fields(SamplingParams)}
+    sampling = {f.name: options[f.name] for f in dataclasses.fields(SamplingParams)}
     try:
         request = GenerationRequest(
             prompt=prompt,
             end_token_ids=bundle.manifest.end_token_ids,
             max_new_tokens=options["max_new_tokens"],
-            sampling=SamplingParams(**{name: value for name, value in options.items() if name in fields}),
+            sampling=SamplingParams(**sampling),
             seed=options["seed"],
             mode=AcceptanceMode(options["mode"]),
         )
@@ -150,38 +151,31 @@ async def run(
             initial_alpha=PAIR.initial_alpha,
             initial_beta=PAIR.initial_beta,
         )
-        settings.check_buckets(draft.engine.buckets if draft is not None else ())
+        settings.check_buckets(bundle.graph("portable").buckets)
     except ValueError as error:
         raise AcespecError(str(error)) from None
-    identity = TargetIdentity(vocabulary_hash=bundle.manifest.vocabulary_hash)
-    async with VerifierChannel(server) as channel:
+    return request, settings
+
+
+async def generate_over_grpc(
+    server: str,
+    connect_timeout_s: float,
+    bundle: Bundle,
+    request: GenerationRequest,
+    settings: DraftSettings,
+    draft: DraftModel | None,
+    on_tokens: Callable[[list[int]], object],
+) -> GenerationResult:
+    """Connect to ``server`` and generate ``request``."""
+    from acespec.edge_runtime.generate import TargetIdentity, generate
+    from acespec.edge_runtime.grpc_transport import VerifierChannel
+
+    manifest = bundle.manifest
+    identity = TargetIdentity(vocabulary_hash=manifest.vocabulary_hash)
+    async with VerifierChannel(server, connect_timeout_s) as channel:
         return await generate(
-            channel.session(), request, bundle.manifest.vocab_size, draft, settings, identity, on_tokens
+            channel.session(), request, manifest.vocab_size, draft, settings, identity, on_tokens
         )
-
-
-def load_draft(bundle: Bundle, threads: int) -> DraftModel:
-    """Load the bundle's engine, with its profile or, where there is none, one measured now."""
-    from acespec.compute import ThreadRunner
-    from acespec.edge_runtime.calibration import measured_profile
-    from acespec.edge_runtime.generate import DraftModel
-    from acespec.edge_runtime.ort_engine import OnnxRuntimeEngine
-
-    engine = OnnxRuntimeEngine(bundle, threads)
-    profile = bundle.manifest.latency
-    if profile is None:
-        logger.warning(
-            "bundle %s has no latency profile: measuring a few steps; run: acespec profile %s",
-            bundle.folder,
-            bundle.folder,
-        )
-        measured = measured_profile(engine)
-        return DraftModel(engine, lambda _: measured, ThreadRunner("draft"))
-    return DraftModel(
-        engine,
-        lambda context: {bucket: profile.step_ms(bucket, context) for bucket in engine.buckets},
-        ThreadRunner("draft"),
-    )
 
 
 def demo_bundle() -> Path:

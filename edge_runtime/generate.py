@@ -5,25 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from acespec.compute import StepRunner
-from acespec.edge_runtime.controller import Controller, ProfileAt
+from acespec.edge_runtime.controller import Controller
+from acespec.edge_runtime.draft_model import DraftModel
 from acespec.edge_runtime.drafter import Drafter, DraftRules
-from acespec.edge_runtime.engine import DraftEngine
 from acespec.edge_runtime.policies import CloudPolicy, Policy, RoundsPolicy
 from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest
 from acespec.edge_runtime.session import EdgeSession
 from acespec.edge_runtime.statistics import GenerationMetrics, Statistics
 from acespec.edge_runtime.step_clock import StepClock
 from acespec.wire import EdgeTransport
-
-
-@dataclass(frozen=True)
-class DraftModel:
-    """A loaded draft model, ready to draft."""
-
-    engine: DraftEngine
-    profile_at: ProfileAt
-    runner: StepRunner
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from types import TracebackType
 import grpc
 import grpc.aio
 
+from acespec.errors import AcespecError
 from acespec.wire import ErrorCode, LinkBytes, SessionError
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.verifier_pb2_grpc import VerifierStub
@@ -24,6 +25,10 @@ class VerifierChannel:
     """A connection to one verifier; sessions share it. An asynchronous context manager."""
 
     def __init__(self, address: str, connect_timeout_s: float = 10.0) -> None:
+        """Raises ``AcespecError`` for an address that is not ``HOST:PORT``."""
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise AcespecError(f"the verifier's address must be HOST:PORT, not {address!r}")
         self.address = address
         self._connect_timeout_s = connect_timeout_s
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)

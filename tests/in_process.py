@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from acespec.cloud_verifier.engine import TargetEngine
 from acespec.cloud_verifier.session import serve_session
 from acespec.compute import InlineRunner
+from acespec.edge_runtime.draft_model import DraftModel
 from acespec.edge_runtime.engine import DraftEngine
-from acespec.edge_runtime.generate import DraftModel, GenerationResult, TargetIdentity, generate
+from acespec.edge_runtime.generate import GenerationResult, TargetIdentity, generate
 from acespec.edge_runtime.request import DraftSettings, GenerationRequest
 from acespec.wire import CloudTransport, SessionError, memory_link
 

@@ -1,0 +1,173 @@
+"""``acespec generate`` against a real verifier process: what it prints, and one line for every bad input."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tiny_bundle import tiny_bundle
+from tiny_target import MAX_CONTEXT, write_target_folder
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "acespec", *arguments]
+
+
+@contextlib.contextmanager
+def verifier(model: Path) -> Iterator[str]:
+    """A verifier of its own process; gives its address, and expects a clean end."""
+    process = subprocess.Popen(
+        command("serve", "--model", str(model), "--port", "0", "--threads", "1"),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        match = re.search(r"ready on (\S+)", ready)
+        assert match is not None, ready
+        yield match[1]
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with verifier(write_target_folder(tmp_path_factory.mktemp("target") / "tiny-llama")) as address:
+        yield address
+
+
+def generate(server: str, *arguments: str, bundle: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(
+            "generate",
+            "--server",
+            server,
+            "--draft",
+            str(bundle or tiny_bundle().folder),
+            "--raw",
+            *arguments,
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def generate_json(server: str, *arguments: str) -> dict[str, object]:
+    result = generate(server, *arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert isinstance(report, dict)
+    return report
+
+
+def test_rounds_and_cloud_give_the_same_text_over_grpc(server: str) -> None:
+    common = ("-p", "Hello", "--max-new-tokens", "40", "--seed", "11")
+    rounds = generate_json(server, *common, "--gamma", "3")
+    cloud = generate_json(server, *common, "--policy", "cloud")
+    assert rounds["tokens"] == cloud["tokens"]
+    assert rounds["text"] == cloud["text"]
+    metrics = rounds["metrics"]
+    assert isinstance(metrics, dict)
+    assert metrics["rounds"] > 0
+    assert metrics["acceptance"] > 0.9, "the draft is the target itself"
+    assert metrics["target_forwards_per_token"] < 0.6
+
+
+def test_the_plain_output_is_the_text(server: str) -> None:
+    common = ("-p", "Hello", "--max-new-tokens", "30", "--seed", "3", "--temperature", "0.5")
+    plain = generate(server, *common)
+    assert plain.returncode == 0, plain.stderr
+    assert plain.stdout == f"{generate_json(server, *common)['text']}\n"
+
+
+def test_residual_mode_over_grpc(server: str) -> None:
+    report = generate_json(server, "-p", "Hi", "--max-new-tokens", "30", "--mode", "residual")
+    assert len(report["tokens"]) == 30 or report["finish_reason"] == "end_token"  # type: ignore[arg-type]
+
+
+def fails(result: subprocess.CompletedProcess[str], *fragments: str) -> None:
+    """One line that names the cause, a status that is not 0, nothing of the program's inside."""
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr
+    errors = [line for line in result.stderr.splitlines() if "error" in line.lower()]
+    assert len(errors) == 1, result.stderr
+    for fragment in fragments:
+        assert fragment in errors[0], result.stderr
+
+
+def test_an_empty_prompt(server: str) -> None:
+    fails(generate(server, "-p", ""), "the prompt is empty", "-p")
+
+
+def test_a_prompt_longer_than_the_targets_context(server: str) -> None:
+    fails(generate(server, "-p", "x" * MAX_CONTEXT), "does not fit the target's context of 96", "shorten")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (("--gamma", "0"), "--gamma"),
+        (("--gamma", "64"), "--gamma"),
+        (("--gamma", "4", "--budget", "3"), "at least gamma (4)"),
+        (("--gamma", "4", "--budget", "99"), "use a budget of at most 20"),
+        (("--temperature", "-1"), "temperature"),
+        (("--top-p", "1.5"), "top_p"),
+        (("--max-new-tokens", "0"), "--max-new-tokens"),
+        (("--mode", "nonesuch"), "--mode"),
+    ],
+)
+def test_options_out_of_range(server: str, arguments: tuple[str, ...], fragment: str) -> None:
+    fails(generate(server, "-p", "Hi", *arguments), fragment)
+
+
+def test_no_verifier_there() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = generate(address, "-p", "Hi", "--connect-timeout", "0.5")
+    fails(result, address, "acespec serve")
+
+
+def test_an_address_that_is_none() -> None:
+    fails(generate("nonsense", "-p", "Hi"), "HOST:PORT")
+
+
+def test_a_missing_bundle(server: str, tmp_path: Path) -> None:
+    fails(generate(server, "-p", "Hi", bundle=tmp_path / "none"), "none", "acespec export")
+
+
+def test_a_damaged_bundle(server: str, tmp_path: Path) -> None:
+    damaged = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle().folder, damaged)
+    graph = next(damaged.glob("*.data"))
+    content = bytearray(graph.read_bytes())
+    content[len(content) // 2] ^= 1
+    graph.write_bytes(content)
+    fails(generate(server, "-p", "Hi", bundle=damaged), graph.name, "acespec export")
+
+
+def test_another_vocabulary(server: str, tmp_path: Path) -> None:
+    other = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle().folder, other)
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["vocabulary_hash"] = "0" * 64
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    fails(generate(server, "-p", "Hi", bundle=other), "vocabulary", "draft with the target's tokenizer")
+
+
+def test_a_refused_client_leaves_the_server_to_others(server: str) -> None:
+    before = generate_json(server, "-p", "Hi", "--max-new-tokens", "8")
+    fails(generate(server, "-p", "x" * MAX_CONTEXT), "context")
+    assert generate_json(server, "-p", "Hi", "--max-new-tokens", "8")["tokens"] == before["tokens"]
