@@ -62,8 +62,8 @@ def wan_relay(
 ) -> None:
     """Relay TCP with the delay, jitter and rate of a wide-area link.
 
-    Writes "listening on HOST:PORT" once it does, then a line of JSON for each connection that ends:
-    the bytes it carried each way. Ends on SIGINT or SIGTERM.
+    Writes a line with "ready on HOST:PORT" once it listens, then a line of JSON for each connection that
+    ends: the bytes it carried each way. Ends on SIGINT or SIGTERM.
     """
 
     def shape(limit: float | None) -> DirectionShape:
@@ -90,7 +90,7 @@ async def _serve(relay: Relay, listen: Address) -> None:
         raise AcespecError(
             f"cannot listen on {listen[0]}:{listen[1]}: {error.strerror}; give --listen another address"
         ) from error
-    click.echo(f"listening on {host}:{port}")
+    click.echo(f"acespec wan-relay: ready on {host}:{port}")
     await stop.wait()
     await relay.close()
 

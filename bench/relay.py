@@ -37,7 +37,6 @@ class Side(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.pause_reading()  # until both ends stand
         if self._on_connected is not None:
             self._on_connected(self)
 
@@ -116,6 +115,7 @@ class Relay:
     async def _carry(self, client: Side) -> None:
         """One connection from beginning to end."""
         assert client.transport is not None
+        client.transport.pause_reading()  # until both ends stand
         try:
             transport, target = await asyncio.get_running_loop().create_connection(Side, *self._target)
             try:
@@ -150,7 +150,6 @@ class Relay:
         client.outgoing, client.incoming = up, down
         target.outgoing, target.incoming = down, up
         client_transport.resume_reading()
-        target_transport.resume_reading()
         try:
             await client.lost.wait()
             await target.lost.wait()

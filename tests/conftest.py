@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# The machine may be slow or busy: how long an example takes says nothing about the code.
-settings.register_profile("acespec", deadline=None)
+# The machine may be slow or busy: how long an example takes says nothing about the code. CI draws the same
+# examples each time.
+settings.register_profile(
+    "acespec",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
+    print_blob=True,
+)
 settings.load_profile("acespec")
 
 CLOUD_MODULES = (

@@ -346,7 +346,7 @@ def test_the_command_reports_where_it_listens_and_what_each_connection_carried()
         command += ["--target", f"{host}:{port}", "--rtt", "2", "--rate", "100Mbps"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
-            ready = re.fullmatch(r"listening on ([\d.]+):(\d+)\n", process.stdout.readline())
+            ready = re.fullmatch(r"acespec wan-relay: ready on ([\d.]+):(\d+)\n", process.stdout.readline())
             assert ready
             with socket.create_connection((ready[1], int(ready[2]))) as client:
                 client.sendall(b"question")
