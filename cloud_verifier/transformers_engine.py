@@ -66,26 +66,22 @@ class TransformersEngine:
             )
         tokenizer_json = folder / "tokenizer.json"
         vocab_size = vocabulary_size(load_tokenizer(tokenizer_json))
-        try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise AcespecError(f"no target can be loaded from {folder}: {reason}") from error
+        fingerprint = model_fingerprint(folder)
+        model = load_model(folder, DTYPES[dtype])
         config = model.config.get_text_config(decoder=True)
         if vocab_size > config.vocab_size:
             raise AcespecError(
-                f"the tokenizer in {folder} has {vocab_size} tokens but the model has {config.vocab_size}; "
+                f"the tokenizer in {folder} has {vocab_size} tokens but the model knows {config.vocab_size}; "
                 "use the tokenizer that belongs to the model"
             )
         info = TargetInfo(
             name=folder.resolve().name,
-            fingerprint=model_fingerprint(folder),
+            fingerprint=fingerprint,
             vocabulary_hash=vocabulary_hash(tokenizer_json),
             vocab_size=vocab_size,
             max_context=int(config.max_position_embeddings),
         )
-        placed: Any = model.to(torch.device(device))  # type: ignore[arg-type]  # Transformers' wrapper is mistyped
-        return cls(placed, info)
+        return cls(model.to(device), info)
 
     @property
     def info(self) -> TargetInfo:
@@ -130,6 +126,26 @@ class TransformersEngine:
             "cache": cache,
             "use_cache": True,
         }
+
+
+def load_model(folder: Path, dtype: torch.dtype) -> Any:
+    """The decoder in ``folder``. Raises ``AcespecError`` if it cannot be loaded whole."""
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except Exception as error:  # each format and architecture has its own
+        reason = " ".join(str(error).split())[:300]
+        raise AcespecError(
+            f"no target can be loaded from {folder} ({reason}); fetch the model again, or name another"
+        ) from error
+    model, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:  # Transformers would serve them with random values
+        raise AcespecError(
+            f"{folder} lacks {len(missing)} of the model's tensors, {missing[0]} first; fetch the model again"
+        )
+    return model
 
 
 def check_device(device: str) -> None:
