@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,12 @@ class Probe:
     @property
     def count(self) -> int:
         return len(self.tokens)
+
+
+def causal_probe(tokens: Sequence[int]) -> Probe:
+    """A plain text: each token attends to itself and all before it."""
+    count = len(tokens)
+    return Probe(np.asarray(tokens, np.int64), np.arange(count), np.tri(count, dtype=np.bool_))
 
 
 def branching_probe(tokens: NDArray[np.int64], num_branches: int = 2, branch_length: int = 3) -> Probe:
@@ -102,6 +109,7 @@ class GraphRunner:
 @torch.no_grad()
 def torch_logits(model: PreTrainedModel, probe: Probe, vocab_size: int) -> NDArray[np.float32]:
     """Logits ``[n, vocab_size]`` of one forward of the model's own eager attention, without any cache."""
+    exported_attention = model.config._attn_implementation
     model.set_attn_implementation("eager")
     additive = torch.where(torch.from_numpy(probe.mask), 0.0, MASKED)[None, None]
     output = model(
@@ -110,6 +118,7 @@ def torch_logits(model: PreTrainedModel, probe: Probe, vocab_size: int) -> NDArr
         attention_mask=additive,
         use_cache=False,
     )
+    model.set_attn_implementation(exported_attention)
     logits: NDArray[np.float32] = output.logits[0, :, :vocab_size].numpy()
     return logits
 

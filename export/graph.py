@@ -71,7 +71,6 @@ def trace_graph(decoder: ExportableDecoder) -> onnx_ir.Model:
 
     Raises `ExportError` when the model's code cannot be traced.
     """
-    use_matrix_products(decoder)
     shape, tokens, past = decoder.shape, TRACED_TOKENS, TRACED_PAST
     example = (
         torch.zeros(1, tokens, dtype=torch.int64),

@@ -170,15 +170,18 @@ class ExportableDecoder(nn.Module):
         """Run two tokens through the model and read its shape off the rows it made."""
         architecture = type(self.model).__name__
         cache = SplitCache(None)
+        tokens, positions = torch.zeros(1, 2, dtype=torch.int64), torch.arange(2)[None]
         try:
             self.model.set_attn_implementation(ATTENTION_NAME)
-            self._run(
-                torch.zeros(1, 2, dtype=torch.int64), torch.arange(2)[None], torch.zeros(1, 1, 2, 2), cache
-            )
+            logits = self._run(tokens, positions, torch.zeros(1, 1, 2, 2), cache)
         except (
             Exception
-        ) as error:  # foreign code: whatever it raises, the reader needs the architecture's name
+        ) as error:  # foreign code may raise anything; the reader needs the architecture's name
             raise UnsupportedModelError(architecture, " ".join(str(error).split())) from error
+        if logits.shape[-1] != self.vocab_size:
+            raise UnsupportedModelError(
+                architecture, f"its tokenizer has {self.vocab_size} tokens, its head only {logits.shape[-1]}"
+            )
         shapes = {(*keys.shape, *values.shape) for keys, values in cache.new.values()}
         num_layers = len(cache.new)
         if sorted(cache.new) != list(range(num_layers)) or num_layers == 0:

@@ -1,0 +1,46 @@
+"""Folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from acespec.errors import AcespecError
+from acespec.models.manifest import MANIFEST_FILE
+
+
+@contextlib.contextmanager
+def replaced_bundle(final: Path) -> Iterator[Path]:
+    """Yield an empty folder beside ``final`` that takes its place when the block succeeds.
+
+    When it fails or is interrupted, ``final`` stays as it was and nothing is left behind. Raises
+    ``AcespecError`` when ``final`` exists and is neither a bundle nor an empty folder.
+    """
+    if final.exists() and not (final / MANIFEST_FILE).is_file() and not _is_empty_folder(final):
+        raise AcespecError(f"{final} exists and is not a bundle; choose another folder or remove it")
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{final.name}.partial-", dir=final.parent))
+    except OSError as error:
+        raise AcespecError(
+            f"cannot write beside {final} ({error.strerror}); choose another folder"
+        ) from error
+    old = staging.with_name(f"{staging.name}.old")
+    try:
+        yield staging
+        staging.chmod(0o755)  # mkdtemp closes its folders to other users
+        if final.exists():
+            final.rename(old)
+        staging.rename(final)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        if old.exists() and not final.exists():
+            old.rename(final)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
