@@ -43,6 +43,8 @@ def fetch(plan: FetchPlan, say: Say = logger.info) -> Fetched:
     final = models_folder() / plan.name
     if (final / "config.json").is_file():
         return Fetched(final, read_record(final), was_cached=True)
+    if final.exists():
+        raise AcespecError(f"{final} is in the way and no model; delete it")
     failures = []
     for source in plan.sources:
         say(f"{plan.name}: fetching from {source}")

@@ -157,6 +157,15 @@ def test_an_interrupt_leaves_no_half_model(
         resolve_model("original")
 
 
+def test_what_is_in_the_way_is_named(cache: Path, tmp_path: Path) -> None:
+    original = write_model_folder(tmp_path / "original")
+    (models_folder() / "original").mkdir(parents=True)
+    (models_folder() / "original" / "precious").touch()
+    with pytest.raises(AcespecError, match="original is in the way and no model; delete it"):
+        fetch(plan_fetch(str(original)))
+    assert left_in(models_folder()) == ["original/precious"]
+
+
 def test_the_first_of_two_that_finish_wins(tmp_path: Path) -> None:
     final = tmp_path / "model"
     with complete_or_absent(final) as slow:
