@@ -1,11 +1,14 @@
-"""Sub-commands: ``acespec wan-relay``."""
+"""Sub-commands: ``acespec wan-relay`` and ``acespec demo``. What needs much is imported when called."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import selectors
 import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import click
 
@@ -14,6 +17,7 @@ from acespec.bench.relay import Relay, Traffic
 from acespec.errors import AcespecError
 
 Address = tuple[str, int]
+T = TypeVar("T")
 
 
 class AddressType(click.ParamType[Address]):
@@ -97,3 +101,57 @@ async def _serve(relay: Relay, listen: Address) -> None:
 
 def _report(traffic: Traffic) -> None:
     click.echo(json.dumps({"closed": {"bytes_up": traffic.up, "bytes_down": traffic.down}}))
+
+
+@click.command()
+@click.option("-p", "--prompt", help="Another prompt than the built-in one.")
+@click.option("--max-new-tokens", type=click.IntRange(1), default=160, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=7, show_default=True)
+@click.option("--rtt", type=click.FloatRange(min=0), default=50.0, show_default=True, help="Round trip, ms.")
+@click.option("--no-pace", is_flag=True, help="Let the verifier run as fast as this machine does.")
+@click.option("--prepare-only", is_flag=True, help="Fetch, derive and export what is missing, and stop.")
+def demo(
+    prompt: str | None, max_new_tokens: int, seed: int, rtt: float, no_pace: bool, prepare_only: bool
+) -> None:
+    """Generate text through the whole system on this machine, and compare it with cloud-only decoding.
+
+    A verifier and a relay that delays like a wide-area link run as processes of their own. Exit status 1 if
+    the two texts differ. The first run fetches and exports a model, which is then in the cache.
+    """
+    from rich.console import Console
+
+    from acespec.bench import demo as show
+    from acespec.bench.demo_pair import prepare_demo_pair
+    from acespec.bench.demo_report import comparison_table, introduce, time_table, verdict
+
+    console = Console(highlight=False)
+    if prepare_only:
+        prepare_demo_pair(console.print)
+        return
+    options = show.DemoOptions(prompt or show.PROMPT, max_new_tokens, seed, rtt)
+    if no_pace:
+        options = dataclasses.replace(options, pace_forward_ms=None)
+    introduce(console, options)
+    comparison = asyncio.run(
+        _until_terminated(
+            show.compare(
+                options,
+                on_stage=lambda stage: console.print(f"\n[bold cyan]{stage}[/]"),
+                on_text=lambda text: console.out(text, end="", highlight=False),
+            )
+        )
+    )
+    console.print("\n", comparison_table(comparison), "\n", time_table(comparison.acespec.result.metrics))
+    console.print(verdict(comparison))
+    if not comparison.identical:
+        raise SystemExit(1)
+
+
+async def _until_terminated(main: Coroutine[Any, Any, T]) -> T:
+    """Run ``main``; SIGTERM cancels it, so that it stops what it started."""
+    task = asyncio.ensure_future(main)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None

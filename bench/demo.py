@@ -1,0 +1,149 @@
+"""The demo: one prompt through the whole system, by AceSpec and by cloud-only decoding with the same seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from acespec.bench.processes import Service, run_to_end
+from acespec.bench.relay import Traffic
+from acespec.edge_runtime.draft_model import DraftModel, load_draft
+from acespec.edge_runtime.generate import GenerationResult, TargetIdentity, generate
+from acespec.edge_runtime.grpc_transport import VerifierChannel
+from acespec.edge_runtime.request import DraftSettings, GenerationRequest
+from acespec.edge_runtime.text import IncrementalText, encode_prompt
+from acespec.models import DEMO_PAIR, bundles_folder, load_tokenizer, pair
+from acespec.models.manifest import Bundle, load_bundle
+
+PAIR = pair(DEMO_PAIR)
+PROMPT = "Explain to a curious child why the sky is blue during the day and red at sunset."
+WARM_UP_TOKENS = 8
+DRAFT_THREADS = 1
+"""One core for the device, one for the verifier: the demo must do with two."""
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What the demo runs."""
+
+    prompt: str = PROMPT
+    max_new_tokens: int = 160
+    seed: int = 7
+    round_trip_ms: float = 50.0
+    pace_forward_ms: float | None = PAIR.target_step_ms
+    """Every forward of the verifier takes at least this long; None: as long as it takes here."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One generation, and the bytes its connection carried through the relay."""
+
+    result: GenerationResult
+    text: str
+    traffic: Traffic
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The same request generated both ways."""
+
+    options: DemoOptions
+    acespec: Run
+    cloud_only: Run
+
+    @property
+    def identical(self) -> bool:
+        """Whether the two texts are the same, token for token."""
+        return self.acespec.result.tokens == self.cloud_only.result.tokens
+
+    @property
+    def speedup(self) -> float:
+        return self.acespec.result.metrics.tokens_per_s / self.cloud_only.result.metrics.tokens_per_s
+
+
+async def ready_bundle() -> Bundle:
+    """The draft's bundle, with the latencies of this machine. Whatever is missing is made by other processes.
+
+    So this process stays what it would be on a device: one without torch.
+    """
+    await run_to_end("demo", "--prepare-only")
+    folder = bundles_folder() / PAIR.draft
+    if load_bundle(folder).manifest.latency is None:
+        await run_to_end("profile", str(folder), "--threads", str(DRAFT_THREADS))
+    return load_bundle(folder)
+
+
+async def compare(
+    options: DemoOptions, on_stage: Callable[[str], None], on_text: Callable[[str], None]
+) -> Comparison:
+    """Start a verifier and a relay, generate both ways, and stop them.
+
+    ``on_stage`` is told what comes next, ``on_text`` every piece of text as it is committed.
+    """
+    bundle = await ready_bundle()
+    draft = load_draft(bundle, DRAFT_THREADS)
+    on_stage("starting the verifier and the relay")
+    pace = [] if options.pace_forward_ms is None else ["--pace-forward-ms", f"{options.pace_forward_ms:g}"]
+    serve = Service("serve", "--model", PAIR.target, "--port", "0", "--threads", "1", *pace)
+    try:
+        async with serve as verifier:
+            relay = Service(
+                "wan-relay",
+                "--listen",
+                "127.0.0.1:0",
+                "--target",
+                verifier.address,
+                "--rtt",
+                f"{options.round_trip_ms:g}",
+            )
+            async with relay as link:
+                on_stage("warming up")
+                for model in (draft, None):
+                    await _run(link, bundle, model, options, WARM_UP_TOKENS, lambda _: None)
+                on_stage("AceSpec")
+                speculated = await _run(link, bundle, draft, options, options.max_new_tokens, on_text)
+                on_stage("cloud-only decoding, same seed")
+                decoded = await _run(link, bundle, None, options, options.max_new_tokens, on_text)
+    finally:
+        draft.runner.close()
+    return Comparison(options, speculated, decoded)
+
+
+async def _run(
+    link: Service,
+    bundle: Bundle,
+    draft: DraftModel | None,
+    options: DemoOptions,
+    max_new_tokens: int,
+    on_text: Callable[[str], None],
+) -> Run:
+    """One generation over a connection of its own through the relay; ``draft`` None: cloud-only."""
+    tokenizer = load_tokenizer(bundle.tokenizer_path)
+    text = IncrementalText(tokenizer)
+    request = GenerationRequest(
+        prompt=encode_prompt(tokenizer, bundle, options.prompt, chat=True),
+        end_token_ids=bundle.manifest.end_token_ids,
+        max_new_tokens=max_new_tokens,
+        sampling=PAIR.sampling,
+        seed=options.seed,
+    )
+    settings = DraftSettings(
+        gamma=PAIR.gamma,
+        allocation=PAIR.allocation,
+        initial_alpha=PAIR.initial_alpha,
+        initial_beta=PAIR.initial_beta,
+    )
+    async with VerifierChannel(link.address) as channel:
+        result = await generate(
+            channel.session(),
+            request,
+            bundle.manifest.vocab_size,
+            draft,
+            settings,
+            TargetIdentity(vocabulary_hash=bundle.manifest.vocabulary_hash),
+            lambda tokens: on_text(text.push(tokens)),
+        )
+    on_text(text.finish())
+    carried = json.loads(await link.line())["closed"]
+    return Run(result, text.text, Traffic(carried["bytes_up"], carried["bytes_down"]))

@@ -1,0 +1,98 @@
+"""What the demo puts on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.table import Table
+
+from acespec.bench.demo import PAIR, Comparison, DemoOptions, Run
+from acespec.edge_runtime.statistics import GenerationMetrics
+
+Figure = Callable[[Run], str]
+
+
+def introduce(console: Console, options: DemoOptions) -> None:
+    """Say what is about to run, and what is real about it."""
+    console.print(
+        f"Target [bold]{PAIR.target}[/] in a verifier process, draft [bold]{PAIR.draft}[/] in this one,\n"
+        f"between them a link with a round trip of {options.round_trip_ms:g} ms."
+    )
+    if options.pace_forward_ms is None:
+        console.print("The verifier runs as fast as this machine does.")
+    else:
+        console.print(
+            f"The verifier is [bold]paced[/]: each forward takes at least {options.pace_forward_ms:g} ms, "
+            "as Llama-3.1-70B\non four A100s in the AceSpec paper. A target as small as this one runs faster "
+            "here than the\nlarge ones people have in the cloud; --no-pace shows the bare machine."
+        )
+    console.print(f"\nPrompt: [italic]{options.prompt}[/]")
+
+
+def verdict(comparison: Comparison) -> str:
+    """One line: are the texts the same, and which was faster."""
+    if not comparison.identical:
+        return "[bold red]The texts differ[/]: that is a bug, please report it with this screen."
+    count = len(comparison.acespec.result.tokens)
+    pace = f"{comparison.speedup:.2f} times as fast as cloud-only decoding"
+    return f"[bold green]The texts are identical[/], all {count} tokens. AceSpec was [bold]{pace}[/]."
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """The figures of both runs, side by side."""
+    table = Table("", "AceSpec", "cloud only", title="One answer, two ways", title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, figure in FIGURES.items():
+        table.add_row(name, figure(comparison.acespec), figure(comparison.cloud_only))
+    return table
+
+
+def time_table(metrics: GenerationMetrics) -> Table:
+    """Where the edge's time went while AceSpec ran."""
+    table = Table("", "ms", "share", title="Where the edge's time went (AceSpec)", title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    spent = {
+        "reading the prompt": metrics.prefill_ms,
+        f"drafting chains ({metrics.draft_steps} steps)": metrics.draft_ms,
+        f"growing the tree while a verdict is under way ({metrics.growth_steps} steps)": metrics.growth_ms,
+        "waiting for the cloud": metrics.waiting_ms,
+        "its own work between model steps": metrics.own_ms,
+    }
+    for name, milliseconds in spent.items():
+        table.add_row(name, f"{milliseconds:,.0f}", f"{milliseconds / metrics.total_ms:.1%}")
+    table.add_section()
+    table.add_row("from request to last token", f"{metrics.total_ms:,.0f}", "")
+    return table
+
+
+def _metric(format_metrics: Callable[[GenerationMetrics], str | None]) -> Figure:
+    return lambda run: format_metrics(run.result.metrics) or "-"
+
+
+def _percent(value: float | None) -> str | None:
+    return None if value is None else f"{value:.0%}"
+
+
+def _milliseconds(value: float | None) -> str | None:
+    return None if value is None else f"{value:,.0f} ms"
+
+
+def _decimal(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2f}"
+
+
+FIGURES: dict[str, Figure] = {
+    "tokens/s": _metric(lambda metrics: f"{metrics.tokens_per_s:.2f}"),
+    "time to first token": _metric(lambda metrics: _milliseconds(metrics.time_to_first_token_ms)),
+    "drafted tokens accepted": _metric(lambda metrics: _percent(metrics.acceptance)),
+    "tokens accepted a round": _metric(lambda metrics: _decimal(metrics.accepted_per_round)),
+    "rounds answered by the tree": _metric(lambda metrics: _percent(metrics.hit_rate)),
+    "target forwards per token": _metric(lambda metrics: f"{metrics.target_forwards_per_token:.2f}"),
+    "message bytes up per token": _metric(lambda metrics: f"{metrics.bytes_up_per_token:.1f}"),
+    "message bytes down per token": _metric(lambda metrics: f"{metrics.bytes_down_per_token:.1f}"),
+    "TCP bytes up per token": lambda run: f"{run.traffic.up / len(run.result.tokens):.1f}",
+    "TCP bytes down per token": lambda run: f"{run.traffic.down / len(run.result.tokens):.1f}",
+}

@@ -1,0 +1,108 @@
+"""Services as processes of their own: started, awaited, and stopped whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import tempfile
+from typing import IO
+
+from acespec.errors import AcespecError
+
+READY = re.compile(r"ready on (\S+:\d+)")
+READY_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 10.0
+
+
+def acespec_command(*arguments: str) -> list[str]:
+    """The command line of ``acespec ARGUMENTS`` with this very interpreter."""
+    return [sys.executable, "-m", "acespec", *arguments]
+
+
+async def run_to_end(*arguments: str) -> None:
+    """Run ``acespec ARGUMENTS`` with this terminal. Raises ``AcespecError`` if it fails."""
+    process = await asyncio.create_subprocess_exec(*acespec_command(*arguments))
+    try:
+        status = await process.wait()
+    except asyncio.CancelledError:
+        await _stop(process)
+        raise
+    if status != 0:
+        raise AcespecError(f"'acespec {' '.join(arguments)}' failed; what it said stands above")
+
+
+class Service:
+    """``acespec ARGUMENTS`` as a process: an asynchronous context manager that yields it ready.
+
+    The command must write a line with ``ready on HOST:PORT`` to standard output. Leaving the block ends the
+    process: SIGTERM, and after ten seconds SIGKILL.
+    """
+
+    def __init__(self, *arguments: str) -> None:
+        self._arguments = arguments
+        self._process: asyncio.subprocess.Process | None = None
+        self._errors: IO[str] | None = None
+        self.address = ""
+
+    async def __aenter__(self) -> Service:
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed in __aexit__
+        self._process = await asyncio.create_subprocess_exec(
+            *acespec_command(*self._arguments),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,  # Ctrl-C reaches the demo alone, which then stops its services
+        )
+        try:
+            self.address = await asyncio.wait_for(self._ready(), READY_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            await self._close()
+            raise AcespecError(
+                f"'acespec {self._arguments[0]}' was not ready after {READY_TIMEOUT_S:g} s; try it by itself"
+            ) from None
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+    async def line(self) -> str:
+        """The next line of the service's standard output. Raises ``AcespecError`` if it has ended."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            await self._process.wait()
+            raise AcespecError(f"'acespec {self._arguments[0]}' ended: {self._last_words()}")
+        return line.decode()
+
+    async def _ready(self) -> str:
+        while True:
+            match = READY.search(await self.line())
+            if match is not None:
+                return match[1]
+
+    def _last_words(self) -> str:
+        assert self._errors is not None
+        self._errors.seek(0)
+        lines = self._errors.read().strip().splitlines()
+        return lines[-1].removeprefix("acespec: error: ") if lines else "it said nothing"
+
+    async def _close(self) -> None:
+        if self._process is not None:
+            await _stop(self._process)
+        if self._errors is not None:
+            self._errors.close()
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """End ``process``; nothing it does may keep it alive."""
+    if process.returncode is None:
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.communicate(), STOP_TIMEOUT_S)
+    except (asyncio.TimeoutError, asyncio.CancelledError):
+        process.kill()
+        await process.wait()
