@@ -121,12 +121,11 @@ def demo(
     from rich.console import Console
 
     from acespec.bench import demo as show
-    from acespec.bench.demo_pair import prepare_demo_pair
     from acespec.bench.demo_report import comparison_table, introduce, time_table, verdict
 
     console = Console(highlight=False)
     if prepare_only:
-        prepare_demo_pair(console.print)
+        show.prepare(console.print)
         return
     options = show.DemoOptions(prompt or show.PROMPT, max_new_tokens, seed, rtt)
     if no_pace:

@@ -13,11 +13,13 @@ from acespec.edge_runtime.generate import GenerationResult, TargetIdentity, gene
 from acespec.edge_runtime.grpc_transport import VerifierChannel
 from acespec.edge_runtime.request import DraftSettings, GenerationRequest
 from acespec.edge_runtime.text import IncrementalText, encode_prompt
-from acespec.models import DEMO_PAIR, bundles_folder, load_tokenizer, pair
-from acespec.models.manifest import Bundle, load_bundle
+from acespec.models import DEMO_PAIR, bundles_folder, load_tokenizer, model_fingerprint, pair
+from acespec.models.manifest import Bundle, BundleError, load_bundle
+from acespec.models.prepare import ensure_pair
 
 PAIR = pair(DEMO_PAIR)
 PROMPT = "Explain to a curious child why the sky is blue during the day and red at sunset."
+PRECISION = "int4"
 WARM_UP_TOKENS = 8
 DRAFT_THREADS = 1
 """One core for the device, one for the verifier: the demo must do with two."""
@@ -60,6 +62,26 @@ class Comparison:
     @property
     def speedup(self) -> float:
         return self.acespec.result.metrics.tokens_per_s / self.cloud_only.result.metrics.tokens_per_s
+
+
+def prepare(say: Callable[[str], None]) -> None:
+    """Bring the pair's models and the draft's bundle into the cache; at once if all is there and current."""
+    folders = ensure_pair(PAIR, say)
+    folder = bundles_folder() / PAIR.draft
+    if folder.is_dir():
+        try:
+            manifest = load_bundle(folder).manifest
+        except BundleError as error:
+            say(f"making the draft's bundle again: {error}")
+        else:
+            exported = (manifest.source_fingerprint, manifest.precision, manifest.graphs[0].buckets)
+            if exported == (model_fingerprint(folders.draft), PRECISION, PAIR.buckets):
+                return
+            say("the draft's bundle was made from something else; making it again")
+    from acespec.export.bundle import export_bundle  # brings torch: only where something is exported
+
+    say(f"exporting {PAIR.draft} as {PRECISION} to {folder}")
+    export_bundle(folders.draft, folder, buckets=PAIR.buckets, precision=PRECISION, progress=say)
 
 
 async def ready_bundle() -> Bundle:
