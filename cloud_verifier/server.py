@@ -79,8 +79,8 @@ class VerifierServer:
         self._options = options
         self._health = health_aio.HealthServicer()
         self._server = grpc.aio.server(options=channel_options(engine.info.max_context))
-        service = VerifierService(engine, runner, options.max_sessions, limits)
-        add_VerifierServicer_to_server(service, self._server)
+        self._service = VerifierService(engine, runner, options.max_sessions, limits)
+        add_VerifierServicer_to_server(self._service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     async def start(self) -> str:
@@ -96,9 +96,13 @@ class VerifierServer:
         return f"{address}:{bound}"
 
     async def stop(self, grace_s: float) -> None:
-        """Report NOT_SERVING, refuse new sessions, and end those under way after ``grace_s`` seconds."""
+        """Report NOT_SERVING, refuse new sessions, and end those under way after ``grace_s`` seconds.
+
+        Returns once all they held is freed.
+        """
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
+        await self._service.drained()
 
 
 async def serve_until_signal(server: VerifierServer, grace_s: float, on_ready: Callable[[str], None]) -> None:

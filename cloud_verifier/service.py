@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 from typing import Any, TypeAlias
 
 import grpc
@@ -16,8 +16,6 @@ from acespec.wire import ErrorCode, SessionError
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.errors import malformed
 from acespec.wire.verifier_pb2_grpc import VerifierServicer
-
-logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "acespec.v1.Verifier"
 """The name health checks may ask for."""
@@ -63,6 +61,12 @@ class VerifierService(VerifierServicer):
         self._max_sessions = max_sessions
         self._limits = limits
         self._num_sessions = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def drained(self) -> None:
+        """Wait until no session is left, and what each held is freed."""
+        await self._idle.wait()
 
     async def Session(  # type: ignore[override]  # noqa: N802 - the .proto's name; a coroutine that reads and writes
         self,
@@ -76,12 +80,15 @@ class VerifierService(VerifierServicer):
                 f"the server holds the {self._max_sessions} sessions it may hold; try again later",
             )
         self._num_sessions += 1
+        self._idle.clear()
         try:
             await serve_session(StreamLink(context), self._engine, self._runner, limits=self._limits)
         except SessionError as error:
             await context.abort(status_of(error.code), error.message)
         finally:
             self._num_sessions -= 1
+            if self._num_sessions == 0:
+                self._idle.set()
 
 
 def status_of(code: ErrorCode) -> grpc.StatusCode:

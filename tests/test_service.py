@@ -1,0 +1,309 @@
+"""The verifier over real gRPC on the loopback: sessions side by side, broken clients, limits, health."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from numpy.typing import NDArray
+
+from acespec.cloud_verifier.engine import TargetEngine
+from acespec.cloud_verifier.server import ServerOptions, VerifierServer, channel_options, check_address
+from acespec.cloud_verifier.service import SERVICE_NAME
+from acespec.compute import ThreadRunner
+from acespec.edge_runtime.grpc_transport import VerifierChannel
+from acespec.errors import AcespecError
+from acespec.wire import ErrorCode, SessionError, TokenVerdict
+from fake_draft import hashed_table
+from fake_target import TableTargetEngine
+from verifier_client import VerifierClient, decoded_text, open_request, refused
+
+VOCAB = 16
+TABLE = hashed_table(VOCAB, salt=3)
+FREE_PORT = ServerOptions(port=0)
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@contextlib.asynccontextmanager
+async def running(
+    engine: TargetEngine, options: ServerOptions = FREE_PORT
+) -> AsyncIterator[tuple[VerifierServer, str]]:
+    """A server and its address."""
+    runner = ThreadRunner("target")
+    server = VerifierServer(engine, runner, options)
+    address = await server.start()
+    try:
+        yield server, address
+    finally:
+        await server.stop(0.0)
+        runner.close()
+
+
+@contextlib.asynccontextmanager
+async def client_of(
+    address: str, engine: TargetEngine, prompt: list[int], **changes: object
+) -> AsyncIterator[VerifierClient]:
+    """A session on a connection of its own, begun."""
+    async with VerifierChannel(address) as channel:
+        client = VerifierClient(channel.session(), open_request(engine, prompt, **changes))
+        await client.begin()
+        yield client
+        await client.link.close()
+
+
+async def health(address: str, service: str = SERVICE_NAME) -> int:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+
+def engine() -> TableTargetEngine:
+    return TableTargetEngine(TABLE, VOCAB)
+
+
+class AnnouncingEngine(TableTargetEngine):
+    """Tells of every forward, and makes it wait while the gate is shut."""
+
+    def __init__(self) -> None:
+        super().__init__(TABLE, VOCAB)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.on_forward: Callable[[], None] = lambda: None
+        self.on_close: Callable[[], None] = lambda: None
+
+    def verify(self, sequence: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        self.on_forward()
+        assert self.gate.wait(30.0)
+        return super().verify(sequence, tokens)
+
+    def close(self, sequence: int) -> None:
+        super().close(sequence)
+        self.on_close()
+
+
+def event_of(loop: asyncio.AbstractEventLoop) -> tuple[asyncio.Event, Callable[[], None]]:
+    """An event, and a function any thread may call to set it."""
+    event = asyncio.Event()
+    return event, lambda: loop.call_soon_threadsafe(event.set)
+
+
+async def test_sessions_at_once_each_get_their_own_text() -> None:
+    """Half of them decode; the others send chains, some right and some wrong."""
+    target = engine()
+
+    async def text(address: str, seed: int) -> list[int]:
+        expected = await decoded_text(engine(), open_request(target, [seed, 1], seed=seed))
+        async with client_of(address, target, [seed, 1], seed=seed) as client:
+            while not client.finished:
+                if seed % 2:
+                    await client.decode(3)
+                else:
+                    chain = expected[len(client.committed) :][: min(3, client.remaining - 1)]
+                    await client.round([*chain[:-1], 0][: len(chain)] if seed % 4 else chain)
+            assert client.committed == expected
+            return client.committed
+
+    async with running(target) as (_, address):
+        texts = await asyncio.gather(*(text(address, seed) for seed in range(8)))
+    assert len({tuple(tokens) for tokens in texts}) == 8
+    assert target.sequences == {}
+
+
+async def test_the_first_round_need_not_wait_for_opened() -> None:
+    target = engine()
+    async with running(target) as (_, address), client_of(address, target, [1, 2]) as client:
+        assert client.opened is None
+        assert isinstance(await client.round([3]), TokenVerdict)
+        assert client.opened is not None
+
+
+async def test_refusals_arrive_as_the_status_of_the_same_name() -> None:
+    target = engine()
+    async with running(target) as (_, address):
+        async with client_of(address, target, [1], model="other") as client:
+            error = await refused(client, "'other' but 'table' is served")
+            assert error.code is ErrorCode.FAILED_PRECONDITION
+        async with client_of(address, target, [1]) as client:
+            error = await refused(
+                client, "request 5 came where 0 is due", replace(client.next_round([]), seq=5)
+            )
+            assert error.code is ErrorCode.INVALID_ARGUMENT
+        async with client_of(address, target, [1]) as client:
+            assert len(await client.decode(3)) == 3
+
+
+async def read_to_the_end(call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def raw_session(address: str, *messages: bytes) -> grpc.aio.AioRpcError:
+    """How a stream of ``messages`` as they are ends."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.stream_stream("/acespec.v1.Verifier/Session")()
+        for message in messages:
+            await call.write(message)
+        await call.done_writing()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_to_the_end(call)
+    return caught.value
+
+
+@pytest.mark.parametrize("message", [b"", b"\xff\xff\xff", b"\x0a\x00"])
+async def test_junk_is_refused_and_harms_nobody(message: bytes) -> None:
+    target = engine()
+    async with running(target) as (_, address), client_of(address, target, [1]) as client:
+        await client.decode(1)
+        error = await raw_session(address, message)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "\n" not in (error.details() or "")
+        await client.decode(1)
+        assert client.committed == (await decoded_text(engine(), client.request))[:3]
+
+
+async def test_a_message_beyond_any_prompt_is_refused_by_its_size() -> None:
+    target = TableTargetEngine(TABLE, VOCAB, max_context=64)
+    limit = dict(channel_options(64))["grpc.max_receive_message_length"]
+    assert limit < 4 * 2**20
+    async with running(target) as (_, address):
+        error = await raw_session(address, bytes(limit + 1))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        async with client_of(address, target, [1] * 200, token_limit=300) as client:
+            await refused(client, "prompt of 200 tokens does not fit the target's context of 64")
+
+
+async def test_a_client_that_vanishes_while_decoding_leaves_the_others_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    target = AnnouncingEngine()
+    closed, target.on_close = event_of(asyncio.get_running_loop())
+    async with running(target) as (_, address), client_of(address, target, [2]) as healthy:
+        async with VerifierChannel(address) as channel:
+            client = VerifierClient(channel.session(), open_request(target, [1], token_limit=4000))
+            await client.begin()
+            await client.send(client.next_decode(3000))
+            await client.receive()
+        await closed.wait()
+        assert len(target.sequences) <= 1
+        await healthy.decode(healthy.remaining)
+        assert healthy.committed == await decoded_text(engine(), healthy.request)
+    assert caplog.text == "", "a client that leaves is no failure of the server"
+
+
+async def test_a_call_cancelled_in_a_forward_is_freed_after_it() -> None:
+    target = AnnouncingEngine()
+    loop = asyncio.get_running_loop()
+    entered, target.on_forward = event_of(loop)
+    closed, target.on_close = event_of(loop)
+    target.gate.clear()
+    async with running(target) as (_, address):
+        async with client_of(address, target, [1]) as client:
+            await client.send(client.next_round([2, 3]))
+            await entered.wait()
+        assert len(target.sequences) == 1
+        target.gate.set()
+        await closed.wait()
+        assert target.sequences == {}
+        async with client_of(address, target, [1]) as client:
+            assert len(await client.decode(2)) == 2
+
+
+async def test_no_more_sessions_than_allowed() -> None:
+    target = engine()
+    options = replace(FREE_PORT, max_sessions=1)
+    async with running(target, options) as (_, address), client_of(address, target, [1]) as first:
+        await first.decode(1)
+        async with client_of(address, target, [1]) as second:
+            error = await refused(second, "the 1 sessions it may hold; try again later")
+        assert error.code is ErrorCode.RESOURCE_EXHAUSTED
+        await first.decode(1)
+
+
+async def test_health_is_told_until_the_server_stops() -> None:
+    target = engine()
+    async with running(target) as (server, address):
+        assert await health(address) == SERVING
+        assert await health(address, "") == SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health(address, "another.Service")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        async with client_of(address, target, [1]) as client, grpc.aio.insecure_channel(address) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(
+                health_pb2.HealthCheckRequest(service=SERVICE_NAME)
+            )
+            assert (await watch.read()).status == SERVING
+            await client.decode(1)
+            stopping = asyncio.create_task(server.stop(30.0))
+            assert (await watch.read()).status == NOT_SERVING
+            watch.cancel()
+            # What is under way may still end well.
+            await client.decode(client.remaining)
+            assert client.committed == await decoded_text(engine(), client.request)
+        await stopping
+
+
+async def test_a_stop_without_grace_ends_sessions_and_frees_them() -> None:
+    target = AnnouncingEngine()
+    entered, target.on_forward = event_of(asyncio.get_running_loop())
+    async with (
+        running(target) as (server, address),
+        client_of(address, target, [1]) as idle,
+        client_of(address, target, [1]) as busy,
+    ):
+        await idle.decode(1)
+        target.gate.clear()
+        entered.clear()
+        await busy.send(busy.next_decode(20))
+        await entered.wait()
+        stopping = asyncio.create_task(server.stop(0.0))
+        for client in (idle, busy):
+            with pytest.raises(SessionError):
+                await client.receive()
+        assert not stopping.done(), "a forward runs still"
+        target.gate.set()
+        await stopping
+        assert target.sequences == {}
+
+
+async def test_a_taken_port_is_one_line() -> None:
+    target = engine()
+    async with running(target) as (_, address):
+        taken = replace(FREE_PORT, port=int(address.rpartition(":")[2]))
+        with pytest.raises(AcespecError, match=f"cannot listen on 127.0.0.1 port {taken.port}"):
+            await VerifierServer(target, ThreadRunner("other"), taken).start()
+        with pytest.raises(AcespecError, match=r"Address already in use\); choose another --port"):
+            check_address(taken)
+    check_address(FREE_PORT)
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1"])
+def test_a_host_that_is_not_this_machines_is_one_line(host: str) -> None:
+    with pytest.raises(AcespecError, match=f"cannot listen on {host}"):
+        check_address(replace(FREE_PORT, host=host))
+
+
+async def test_ipv6_addresses_are_written_with_brackets() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 loopback here")
+    target = engine()
+    async with running(target, replace(FREE_PORT, host="::1")) as (_, address):
+        assert address.startswith("[::1]:")
+        assert await health(address) == SERVING
+
+
+@pytest.mark.parametrize("changes", [{"port": 65536}, {"port": -1}, {"max_sessions": 0}])
+def test_options_out_of_range(changes: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        ServerOptions(**changes)  # type: ignore[arg-type]
