@@ -64,7 +64,8 @@ def uniform(seed: Integers, purpose: Purpose, position: Integers, index: Integer
     draws += 0.5
     draws *= 2.0**-53
     draws = np.minimum(draws, _BELOW_ONE)
-    return draws.reshape(np.broadcast_shapes(np.shape(seed), np.shape(position), np.shape(index)))
+    shape = np.broadcast_shapes(np.shape(seed), np.shape(position), np.shape(index))
+    return np.asarray(draws).reshape(shape)
 
 
 # A key's hash is mix(mix(mix(mix(seed) ^ purpose) ^ position) ^ index), each field spread before it is mixed

@@ -199,7 +199,8 @@ def chain_lengths(is_end: NDArray[np.bool_], limits: Ints) -> Ints:
     """Tokens sent of each drafted chain: to its first end token, that one included, at most ``limits``."""
     gamma = is_end.shape[1]
     until_end = np.where(is_end.any(axis=1), is_end.argmax(axis=1) + 1, gamma)
-    return np.minimum(until_end, limits)
+    sent: Ints = np.minimum(until_end, limits)
+    return sent
 
 
 def verify_round(tables: Tables, ends: NDArray[np.bool_], sent: Round, form: Form) -> Verdicts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -102,15 +103,21 @@ def hit_or_miss(draft: NDArray[np.float32], gamma: int) -> simulator.Plan:
 
 
 def p_values(
-    params: SamplingParams, form: Form, gamma: int, misses: bool, first_seed: int, **observe: object
+    params: SamplingParams,
+    form: Form,
+    gamma: int,
+    misses: bool,
+    first_seed: int,
+    observe: Callable[[Round, Verdicts], None] | None = None,
 ) -> list[float]:
+    """The chi-square p-value of each window in ``SKIPS``."""
     target, draft = make_tables(3)
     plan = hit_or_miss(draft, gamma) if misses else None
     seeds = first_seed + np.arange(NUM_SEQUENCES).reshape(-1, BLOCK)
     tokens = np.concatenate(
         [
             simulate(
-                target, draft, params, block, gamma, form, PROMPT, TOKEN_LIMIT, END_TOKENS, plan, **observe
+                target, draft, params, block, gamma, form, PROMPT, TOKEN_LIMIT, END_TOKENS, plan, observe
             )
             for block in seeds
         ]
@@ -314,7 +321,8 @@ def test_notices_thinning_keyed_by_token(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_notices_a_drafted_end_token_that_is_not_sent(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(is_end: NDArray[np.bool_], limits: Ints) -> Ints:
         before_end = np.where(is_end.any(axis=1), is_end.argmax(axis=1), is_end.shape[1])
-        return np.minimum(before_end, limits)
+        sent: Ints = np.minimum(before_end, limits)
+        return sent
 
     monkeypatch.setattr(simulator, "chain_lengths", broken)
     assert is_noticed(form)
