@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -69,8 +70,12 @@ def serve(
     options = ServerOptions(host=host, port=port, max_sessions=max_sessions)
     check_address(options)
     folder = resolve_model(model)
+    from transformers.utils.logging import disable_progress_bar
+
     from acespec.cloud_verifier.transformers_engine import TransformersEngine
 
+    if not sys.stderr.isatty():
+        disable_progress_bar()  # type: ignore[no-untyped-call]
     engine = TransformersEngine.load(folder, device=device, dtype=dtype, threads=threads)
     pace = "" if pace_forward_ms is None else f", paced {pace_forward_ms:g} ms a forward"
 

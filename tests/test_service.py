@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +19,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from numpy.typing import NDArray
 
 from acespec.cloud_verifier.engine import TargetEngine
-from acespec.cloud_verifier.server import ServerOptions, VerifierServer, channel_options, check_address
+from acespec.cloud_verifier.server import (
+    ServerOptions,
+    VerifierServer,
+    channel_options,
+    check_address,
+    serve_until_signal,
+)
 from acespec.cloud_verifier.service import SERVICE_NAME
 from acespec.compute import ThreadRunner
 from acespec.edge_runtime.grpc_transport import VerifierChannel
@@ -273,6 +281,28 @@ async def test_a_stop_without_grace_ends_sessions_and_frees_them() -> None:
         target.gate.set()
         await stopping
         assert target.sequences == {}
+
+
+async def test_a_signal_stops_the_server_and_a_second_one_cuts_the_grace_short() -> None:
+    target = engine()
+    runner = ThreadRunner("target")
+    ready: asyncio.Queue[str] = asyncio.Queue()
+    server = VerifierServer(target, runner, FREE_PORT)
+    serving = asyncio.create_task(serve_until_signal(server, 3600.0, ready.put_nowait))
+    address = await ready.get()
+    async with client_of(address, target, [1]) as client, grpc.aio.insecure_channel(address) as channel:
+        await client.decode(1)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
+        assert (await watch.read()).status == SERVING
+        os.kill(os.getpid(), signal.SIGINT)
+        assert (await watch.read()).status == NOT_SERVING
+        await client.decode(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(SessionError):
+            await client.receive()
+        await serving
+    assert target.sequences == {}
+    runner.close()
 
 
 async def test_a_taken_port_is_one_line() -> None:

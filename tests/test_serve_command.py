@@ -1,0 +1,137 @@
+"""``acespec serve`` as a process: ready line, generation, health, taken port, signals, bad arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from acespec.cloud_verifier.server import ServerOptions, check_address
+from acespec.cloud_verifier.transformers_engine import TransformersEngine
+from acespec.edge_runtime.grpc_transport import VerifierChannel
+from tiny_target import write_target_folder
+from verifier_client import VerifierClient, decoded_text, open_request
+
+SERVE = (sys.executable, "-m", "acespec", "serve")
+
+
+@dataclass
+class Served:
+    """A server process, and what its ready line says."""
+
+    process: subprocess.Popen[str]
+    ready: str
+    address: str
+    folder: Path
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A paced server of a tiny model, ready."""
+    folder = write_target_folder(tmp_path / "tiny-llama")
+    arguments = ("--model", str(folder), "--port", "0", "--threads", "1", "--pace-forward-ms", "2.5")
+    process = subprocess.Popen(
+        [*SERVE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline().strip()
+        found = re.search(r"ready on (\S+) ", ready)
+        assert found is not None, f"{ready!r} {process.communicate()}"
+        yield Served(process, ready, found[1], folder)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def generated(address: str, engine: TransformersEngine) -> list[int]:
+    """A text drawn by the server, partly in rounds."""
+    async with VerifierChannel(address) as channel:
+        client = VerifierClient(channel.session(), open_request(engine, [5, 6, 7]))
+        await client.begin()
+        await client.decode(4)
+        await client.round([1, 2, 3])
+        await client.decode(client.remaining)
+        await client.link.close()
+    return client.committed
+
+
+async def health(address: str) -> int:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return (await stub.Check(health_pb2.HealthCheckRequest(service="acespec.v1.Verifier"))).status
+
+
+def test_a_server_from_its_ready_line_to_its_end(served: Served) -> None:
+    assert served.ready == (
+        f"acespec serve: ready on 127.0.0.1:{served.port} (model tiny-llama, float32, paced 2.5 ms a forward)"
+    )
+    assert asyncio.run(health(served.address)) == health_pb2.HealthCheckResponse.SERVING
+    engine = TransformersEngine.load(served.folder)
+    expected = asyncio.run(decoded_text(engine, open_request(engine, [5, 6, 7])))
+    assert asyncio.run(generated(served.address, engine)) == expected
+
+    second = run_serve("--model", str(served.folder), "--port", str(served.port))
+    assert second.returncode == 1
+    assert one_line(second) == (
+        f"acespec: error: cannot listen on 127.0.0.1 port {served.port} (Address already in use); "
+        "choose another --port, 0 for any that is free, or another --host"
+    )
+
+    served.process.send_signal(signal.SIGTERM)
+    out, err = served.process.communicate(timeout=60)
+    assert (served.process.returncode, out, err) == (0, "", "")
+    check_address(ServerOptions(port=served.port))
+
+
+def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*SERVE, *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+
+def one_line(result: subprocess.CompletedProcess[str]) -> str:
+    """The error, which must be all that was printed."""
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    return result.stderr.strip()
+
+
+def test_an_unknown_model_is_one_line() -> None:
+    result = run_serve("--model", "no-such-model", "--port", "0")
+    assert result.returncode == 1
+    assert "no-such-model" in one_line(result)
+
+
+def test_help_names_the_options_without_torch() -> None:
+    code = (
+        "import sys; from acespec.cli import acespec\n"
+        "try: acespec(['serve', '--help'], prog_name='acespec')\n"
+        "except SystemExit as stop: assert stop.code == 0\n"
+        "assert not {'torch', 'transformers', 'grpc'} & set(sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    for option in (
+        "--model",
+        "--host",
+        "--port",
+        "--dtype",
+        "--threads",
+        "--pace-forward-ms",
+        "--max-sessions",
+    ):
+        assert option in result.stdout
