@@ -57,9 +57,9 @@ _KNOWN = (
             megabytes=93,
         ),
     ),
-    # What `derive-draft smollm2-135m --num-skip 4` chooses. Expected acceptance on 985 positions of the target's
-    # own answers to 18 other prompts (Alpaca, GSM8K, HumanEval; chat template, temperature 1, top-p 0.9):
-    # 0.625 with maximal coupling, 0.594 with shared noise.
+    # The layers `derive-draft smollm2-135m --num-skip 4` chooses. Expected acceptance on 985 positions of the
+    # target's own answers to 18 other prompts (Alpaca, GSM8K, HumanEval; chat template, temperature 1,
+    # top-p 0.9): 0.625 with maximal coupling, 0.594 with shared noise.
     KnownModel("smollm2-135m-draft", derived=LayerSkip("smollm2-135m", (14, 16, 17, 18))),
     KnownModel("qwen3-0.6b", hub_id="Qwen/Qwen3-0.6B"),
     KnownModel("qwen3-1.7b", hub_id="Qwen/Qwen3-1.7B"),

@@ -349,6 +349,7 @@ def test_a_pair_is_made_ready_and_kept_fresh(
 
 @pytest.mark.real_model
 def test_the_demo_pair_is_what_it_claims_to_be() -> None:
+    pytest.importorskip("transformers")
     demo = pair(DEMO_PAIR)
     folders = ensure_pair(demo)
     wheel = MODELS[demo.target].wheel
