@@ -9,32 +9,29 @@ from numpy.typing import NDArray
 
 
 class KvBuffer:
-    """Rows of every layer's keys and values, shaped so that a graph reads and writes them in place.
+    """Rows of every layer's keys and values, shaped so that a graph reads them in place.
 
-    The first ``num_rows`` rows of a tensor are one contiguous piece of memory, and so is the room behind: an
-    engine passes the former as its past and has new rows written into the latter, copying neither.
+    The first ``num_rows`` rows of a tensor are one contiguous piece of memory: an engine passes them as the
+    past without copying.
     """
 
-    def __init__(self, num_tensors: int, max_rows: int, slack: int, row_shape: tuple[int, int]) -> None:
-        """``num_tensors`` is 2 x layers, ``row_shape`` is ``(KVH, D)``.
-
-        ``slack`` rows lie behind the last usable one, for the padding of a step narrower than its bucket.
-        """
+    def __init__(self, num_tensors: int, max_rows: int, row_shape: tuple[int, int]) -> None:
+        """``num_tensors`` is 2 x layers (keys and values), ``row_shape`` is ``(KVH, D)``."""
         self.max_rows = max_rows
         self.num_rows = 0
         self.storage: NDArray[np.float32] = np.zeros(
-            (num_tensors, max_rows + slack, *row_shape), np.float32
+            (num_tensors, max_rows, *row_shape), np.float32
         )  # [2 * layers, rows, KVH, D]
+        # For engines that bind raw memory; kept, as NumPy takes a microsecond to say where an array lies.
+        tensor_bytes = self.storage.strides[0]
+        self.addresses = [self.storage.ctypes.data + tensor * tensor_bytes for tensor in range(num_tensors)]
 
-    def address(self, tensor: int, row: int) -> int:
-        """Memory address of a row, for engines that bind raw memory."""
-        tensor_bytes, row_bytes = self.storage.strides[:2]
-        return self.storage.ctypes.data + tensor * tensor_bytes + row * row_bytes
-
-    def append(self, count: int) -> None:
-        """Take the ``count`` rows just written behind the last one into use."""
-        assert 0 <= count <= self.max_rows - self.num_rows, (count, self.num_rows, self.max_rows)
-        self.num_rows += count
+    def append(self, rows: NDArray[np.float32]) -> None:
+        """Put ``rows`` ``[2 * layers, n, KVH, D]`` behind those in use."""
+        end = self.num_rows + rows.shape[1]
+        assert end <= self.max_rows, (end, self.max_rows)
+        self.storage[:, self.num_rows : end] = rows
+        self.num_rows = end
 
     def compact(self, prefix: int, rows: Sequence[int]) -> None:
         """Keep the first ``prefix`` rows and then ``rows``, in this order (ascending, all >= prefix).

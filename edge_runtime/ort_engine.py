@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +25,20 @@ class EngineError(AcespecError):
     """A bundle's graph cannot be run here."""
 
 
+@dataclass(frozen=True)
+class BucketStep:
+    """What a step at one bucket's width runs on. Everything but the past and the mask is bound once."""
+
+    session: ort.InferenceSession
+    binding: ort.IOBinding
+    new_rows: NDArray[np.float32]  # [2 * layers, N, KVH, D], where the graph leaves them
+
+
 class OnnxRuntimeEngine:
     """`DraftEngine` over a bundle's portable graph.
 
-    A step of n tokens runs at the smallest bucket N >= n. Its N new rows are written by the graph straight
-    behind the rows in use; only the first n of them are taken into use, the next step overwrites the others.
+    A step of n tokens runs at the smallest bucket N >= n. The past is read in place; of the N new rows the
+    first n are copied behind it, which is cheaper than telling ONNX Runtime of every layer's place each step.
     """
 
     def __init__(
@@ -41,7 +51,8 @@ class OnnxRuntimeEngine:
     ) -> None:
         """``tree_rows`` is room beyond ``max_context`` rows; ``max_context`` lowers the bundle's.
 
-        ``accuracy_level`` concerns int4 weights only: 4 multiplies in int8, the fastest; 1 in float32.
+        ``accuracy_level`` concerns int4 and int8 weights only: 4 multiplies in int8, which is fastest, and 1 in
+        float32.
         Raises `EngineError` when the graph does not load or is not what the manifest says.
         """
         manifest = bundle.manifest
@@ -50,26 +61,36 @@ class OnnxRuntimeEngine:
         self._max_context = min(manifest.max_context, max_context or manifest.max_context)
         self._vocab_size = manifest.vocab_size
         self._row_shape = (manifest.num_kv_heads, manifest.head_dim)
-        self._rows = KvBuffer(
-            2 * manifest.num_layers, self._max_context + tree_rows, self._buckets[-1], self._row_shape
-        )
-        self._past_names = [spec.name for spec in variant.inputs if spec.name.startswith("past_")]
-        self._new_names = [spec.name for spec in variant.outputs if spec.name.startswith("new_")]
-        assert len(self._past_names) == len(self._new_names) == 2 * manifest.num_layers
-
-        sessions: dict[str, ort.InferenceSession] = {}
-        for file_name in dict.fromkeys(variant.bucket_files.values()):
-            path = bundle.path(file_name)
-            sessions[file_name] = open_session(path, threads, accuracy_level)
-            check_interface(path, sessions[file_name], variant)
-        self._sessions = {width: sessions[file_name] for width, file_name in variant.bucket_files.items()}
-        self._bindings = {width: session.io_binding() for width, session in self._sessions.items()}
+        self._rows = KvBuffer(2 * manifest.num_layers, self._max_context + tree_rows, self._row_shape)
 
         widest = self._buckets[-1]
         self._tokens = np.zeros((1, widest), np.int64)
         self._positions = np.zeros((1, widest), np.int64)
         self._mask = np.zeros(widest * (self._rows.max_rows + widest), np.float32)
         self._logits = np.zeros((widest, self._vocab_size), np.float32)
+
+        past_names = [spec.name for spec in variant.inputs if spec.name.startswith("past_")]
+        self._past_bindings = list(zip(past_names, self._rows.addresses, strict=True))
+        new_names = [spec.name for spec in variant.outputs if spec.name.startswith("new_")]
+        sessions: dict[str, ort.InferenceSession] = {}
+        self._steps: dict[int, BucketStep] = {}
+        for width, file_name in variant.bucket_files.items():
+            if file_name not in sessions:
+                path = bundle.path(file_name)
+                sessions[file_name] = open_session(path, threads, accuracy_level)
+                check_interface(path, sessions[file_name], variant)
+            self._steps[width] = self._prepare_step(width, sessions[file_name], new_names)
+
+    def _prepare_step(self, width: int, session: ort.InferenceSession, new_names: list[str]) -> BucketStep:
+        binding = session.io_binding()
+        new_rows = np.zeros((len(new_names), width, *self._row_shape), np.float32)
+        binding.bind_input("input_ids", "cpu", 0, np.int64, (1, width), self._tokens.ctypes.data)
+        binding.bind_input("position_ids", "cpu", 0, np.int64, (1, width), self._positions.ctypes.data)
+        logits_shape = (1, width, self._vocab_size)
+        binding.bind_output("logits", "cpu", 0, np.float32, logits_shape, self._logits.ctypes.data)
+        for name, rows in zip(new_names, new_rows, strict=True):
+            binding.bind_output(name, "cpu", 0, np.float32, rows.shape, rows.ctypes.data)
+        return BucketStep(session, binding, new_rows)
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -111,23 +132,15 @@ class OnnxRuntimeEngine:
         additive.fill(MASKED)
         np.copyto(additive[:count, : past + count], np.float32(0), where=mask)
 
-        self._bind(width, past)
-        self._sessions[width].run_with_iobinding(self._bindings[width])
-        self._rows.append(count)
+        step = self._steps[width]
+        mask_shape, past_shape = (1, 1, *additive.shape), (past, *self._row_shape)
+        bind_input = step.binding.bind_input
+        bind_input("mask", "cpu", 0, np.float32, mask_shape, self._mask.ctypes.data)
+        for name, address in self._past_bindings:
+            bind_input(name, "cpu", 0, np.float32, past_shape, address)
+        step.session.run_with_iobinding(step.binding)
+        self._rows.append(step.new_rows[:, :count])
         return self._logits[:count]
-
-    def _bind(self, width: int, past: int) -> None:
-        """Tell ONNX Runtime where this step's inputs lie and its outputs go: nothing is copied."""
-        binding = self._bindings[width]
-        bind_input, bind_output = binding.bind_input, binding.bind_output
-        bind_input("input_ids", "cpu", 0, np.int64, (1, width), self._tokens.ctypes.data)
-        bind_input("position_ids", "cpu", 0, np.int64, (1, width), self._positions.ctypes.data)
-        bind_input("mask", "cpu", 0, np.float32, (1, 1, width, past + width), self._mask.ctypes.data)
-        bind_output("logits", "cpu", 0, np.float32, (1, width, self._vocab_size), self._logits.ctypes.data)
-        past_shape, new_shape = (past, *self._row_shape), (width, *self._row_shape)
-        for tensor, (past_name, new_name) in enumerate(zip(self._past_names, self._new_names, strict=True)):
-            bind_input(past_name, "cpu", 0, np.float32, past_shape, self._rows.address(tensor, 0))
-            bind_output(new_name, "cpu", 0, np.float32, new_shape, self._rows.address(tensor, past))
 
     def compact(self, prefix: int, rows: Sequence[int]) -> None:
         self._rows.compact(prefix, rows)

@@ -190,11 +190,18 @@ def _read_manifest(folder: Path) -> BundleManifest:
 
 
 def write_manifest(folder: Path, manifest: BundleManifest) -> None:
-    """Write ``manifest.json`` into ``folder`` so that a reader sees the old or the new one, never a part."""
+    """Write ``manifest.json`` into ``folder`` so that a reader sees the old or the new one, never a part.
+
+    Raises ``AcespecError`` when the folder cannot be written to.
+    """
     beside = folder / f".{MANIFEST_FILE}.{os.getpid()}"
     try:
         beside.write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
         beside.replace(folder / MANIFEST_FILE)
+    except OSError as error:
+        raise AcespecError(
+            f"cannot write {folder / MANIFEST_FILE} ({_reason(error)}); check its rights"
+        ) from None
     finally:
         beside.unlink(missing_ok=True)
 

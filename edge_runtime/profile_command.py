@@ -1,0 +1,40 @@
+"""The ``acespec profile`` command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of the engine."
+)
+@click.option("--repeats", type=click.IntRange(1), default=7, show_default=True, help="Steps a median is of.")
+def profile(bundle: Path, threads: int, repeats: int) -> None:
+    """Measure BUNDLE's steps on this machine and store the latencies in its manifest.
+
+    Run it on the device, with the machine as busy as it will be.
+    """
+    from rich.console import Console
+
+    from acespec.edge_runtime.ort_engine import OnnxRuntimeEngine
+    from acespec.edge_runtime.profiler import measure_engine
+    from acespec.models.latency import LatencyProfile, machine_name
+    from acespec.models.manifest import load_bundle, write_manifest
+
+    console = Console(stderr=True)
+    with console.status("loading the bundle") as status:
+        loaded = load_bundle(bundle)
+        engine = OnnxRuntimeEngine(loaded, threads)
+        points = []
+        for point in measure_engine(engine, repeats):
+            points.append(point)
+            line = f"bucket {point.bucket:4d}, context {point.context:5d}: {point.median_ms:8.2f} ms"
+            status.update(line)
+            console.print(f"  {line}", highlight=False)
+    latency = LatencyProfile(machine=machine_name(), threads=threads, points=tuple(points))
+    write_manifest(bundle, loaded.manifest.model_copy(update={"latency": latency}))
+    console.print(f"stored in {bundle}", highlight=False)

@@ -1,0 +1,53 @@
+"""Measuring a draft engine: the median time of a step at each bucket and several lengths of context."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from acespec.edge_runtime.engine import DraftEngine
+from acespec.models.latency import LatencyPoint
+
+CONTEXTS = (64, 256, 512, 1024, 2048, 4096, 8192)
+WARM_UP_STEPS = 2
+
+
+def profile_contexts(max_context: int, widest: int) -> tuple[int, ...]:
+    """Context lengths to measure: `CONTEXTS` as far as a widest step fits behind, and the last one it does."""
+    last = max(max_context - widest, 0)
+    return (*(context for context in CONTEXTS if context < last), last)
+
+
+def measure_engine(
+    engine: DraftEngine, repeats: int = 7, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[LatencyPoint]:
+    """Measure ``engine`` and yield each point as it is known. The engine's rows are overwritten.
+
+    ``clock`` returns seconds.
+    """
+    engine.truncate(0)
+    widest = engine.buckets[-1]
+    for context in profile_contexts(engine.max_context, widest):
+        while engine.num_rows < context:
+            _step(engine, min(widest, context - engine.num_rows))
+        for bucket in engine.buckets:
+            elapsed_ms = []
+            for _ in range(WARM_UP_STEPS + repeats):
+                started = clock()
+                _step(engine, bucket)
+                elapsed_ms.append((clock() - started) * 1000.0)
+                engine.truncate(context)
+            median_ms = statistics.median(elapsed_ms[WARM_UP_STEPS:])
+            yield LatencyPoint(bucket=bucket, context=context, median_ms=median_ms)
+    engine.truncate(0)
+
+
+def _step(engine: DraftEngine, count: int) -> None:
+    """Feed ``count`` tokens behind the rows in use; which ones does not matter to the time."""
+    past = engine.num_rows
+    mask = np.tri(count, past + count, past, dtype=np.bool_)
+    positions = np.minimum(np.arange(past, past + count), engine.max_context - 1)
+    engine.forward(np.zeros(count, np.int64), positions, mask)
