@@ -125,7 +125,7 @@ def demo(
 
     console = Console(highlight=False)
     if prepare_only:
-        show.prepare(console.print)
+        show.prepare(lambda line: console.print(line, soft_wrap=True))
         return
     options = show.DemoOptions(prompt or show.PROMPT, max_new_tokens, seed, rtt)
     if no_pace:

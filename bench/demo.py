@@ -14,6 +14,7 @@ from acespec.edge_runtime.grpc_transport import VerifierChannel
 from acespec.edge_runtime.request import DraftSettings, GenerationRequest
 from acespec.edge_runtime.text import IncrementalText, encode_prompt
 from acespec.models import DEMO_PAIR, bundles_folder, load_tokenizer, model_fingerprint, pair
+from acespec.models.latency import machine_name
 from acespec.models.manifest import Bundle, BundleError, load_bundle
 from acespec.models.prepare import ensure_pair
 
@@ -91,7 +92,8 @@ async def ready_bundle() -> Bundle:
     """
     await run_to_end("demo", "--prepare-only")
     folder = bundles_folder() / PAIR.draft
-    if load_bundle(folder).manifest.latency is None:
+    latency = load_bundle(folder).manifest.latency
+    if latency is None or (latency.machine, latency.threads) != (machine_name(), DRAFT_THREADS):
         await run_to_end("profile", str(folder), "--threads", str(DRAFT_THREADS))
     return load_bundle(folder)
 

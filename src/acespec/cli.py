@@ -22,13 +22,23 @@ class LazyCommand:
 
 
 COMMANDS = {
-    "demo": LazyCommand("acespec.bench.commands", "demo", "Run the whole system on this machine and compare it."),
-    "export": LazyCommand("acespec.export.commands", "export", "Turn a model into a bundle the edge can run."),
-    "generate": LazyCommand("acespec.edge_runtime.commands", "generate", "Generate text with a verifier's help."),
+    "demo": LazyCommand(
+        "acespec.bench.commands", "demo", "Run the whole system on this machine and compare it."
+    ),
+    "export": LazyCommand(
+        "acespec.export.commands", "export", "Turn a model into a bundle the edge can run."
+    ),
+    "generate": LazyCommand(
+        "acespec.edge_runtime.commands", "generate", "Generate text with a verifier's help."
+    ),
     "models": LazyCommand("acespec.models.commands", "models", "Fetch models and derive drafts from them."),
-    "profile": LazyCommand("acespec.export.commands", "profile", "Measure how long a bundle's steps take here."),
+    "profile": LazyCommand(
+        "acespec.edge_runtime.profile_command", "profile", "Measure how long a bundle's steps take here."
+    ),
     "serve": LazyCommand("acespec.cloud_verifier.commands", "serve", "Serve a target model as a verifier."),
-    "wan-relay": LazyCommand("acespec.bench.commands", "wan_relay", "Relay TCP with the delay of a wide-area link."),
+    "wan-relay": LazyCommand(
+        "acespec.bench.commands", "wan_relay", "Relay TCP with the delay of a wide-area link."
+    ),
 }
 
 EXTRAS = {
