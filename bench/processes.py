@@ -41,13 +41,13 @@ class Service:
 
     def __init__(self, *arguments: str) -> None:
         self._arguments = arguments
-        self._process: asyncio.subprocess.Process | None = None
+        self.process: asyncio.subprocess.Process | None = None
         self._errors: IO[str] | None = None
         self.address = ""
 
     async def __aenter__(self) -> Service:
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed in __aexit__
-        self._process = await asyncio.create_subprocess_exec(
+        self.process = await asyncio.create_subprocess_exec(
             *acespec_command(*self._arguments),
             stdout=asyncio.subprocess.PIPE,
             stderr=self._errors,
@@ -70,11 +70,11 @@ class Service:
 
     async def line(self) -> str:
         """The next line of the service's standard output. Raises ``AcespecError`` if it has ended."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
+        assert self.process is not None
+        assert self.process.stdout is not None
+        line = await self.process.stdout.readline()
         if not line:
-            await self._process.wait()
+            await self.process.wait()
             raise AcespecError(f"'acespec {self._arguments[0]}' ended: {self._last_words()}")
         return line.decode()
 
@@ -91,8 +91,8 @@ class Service:
         return lines[-1].removeprefix("acespec: error: ") if lines else "it said nothing"
 
     async def _close(self) -> None:
-        if self._process is not None:
-            await _stop(self._process)
+        if self.process is not None:
+            await _stop(self.process)
         if self._errors is not None:
             self._errors.close()
 

@@ -1,0 +1,134 @@
+"""The demo: its services start and stop, its figures are those of the runs, and the whole of it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+from rich.console import Console
+
+pytest.importorskip("torch", reason="the demo runs every part")
+
+from acespec.bench.demo import Comparison, DemoOptions, Run
+from acespec.bench.demo_report import comparison_table, introduce, time_table, verdict
+from acespec.bench.processes import Service
+from acespec.bench.relay import Traffic
+from acespec.edge_runtime.generate import GenerationResult
+from acespec.edge_runtime.request import FinishReason
+from acespec.edge_runtime.statistics import GenerationMetrics
+from acespec.errors import AcespecError
+
+RELAY = ("wan-relay", "--target", "127.0.0.1:1", "--listen")
+
+
+def is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def process_id(service: Service) -> int:
+    assert service.process is not None
+    return service.process.pid
+
+
+async def test_a_service_tells_where_it_is_and_ends_with_its_block() -> None:
+    async with Service(*RELAY, "127.0.0.1:0") as service:
+        host, port = service.address.split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.close()
+        process = process_id(service)
+        assert is_alive(process)
+    assert not is_alive(process)
+
+
+async def test_a_service_ends_although_its_block_failed() -> None:
+    with contextlib.suppress(ZeroDivisionError):
+        async with Service(*RELAY, "127.0.0.1:0") as service:
+            process = process_id(service)
+            raise ZeroDivisionError
+    assert not is_alive(process)
+
+
+async def test_a_service_that_cannot_start_says_why() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        service = Service(*RELAY, f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(AcespecError, match="'acespec wan-relay' ended: cannot listen on"):
+            await service.__aenter__()
+
+
+async def test_a_service_that_dies_is_noticed_when_its_next_line_is_wanted() -> None:
+    async with Service(*RELAY, "127.0.0.1:0") as service:
+        os.kill(process_id(service), signal.SIGKILL)
+        with pytest.raises(AcespecError, match="'acespec wan-relay' ended: it said nothing"):
+            await service.line()
+
+
+def make_run(tokens: list[int], tokens_per_s: float, **changes: float) -> Run:
+    figures: dict[str, object] = {field.name: 1.0 for field in fields(GenerationMetrics)}
+    figures |= {"tokens": len(tokens), "tokens_per_s": tokens_per_s, "total_ms": 1000.0, **changes}
+    metrics = GenerationMetrics(**figures)  # type: ignore[arg-type]
+    return Run(GenerationResult(tokens, FinishReason.LENGTH, metrics), "text", Traffic(up=300, down=200))
+
+
+def make_console() -> tuple[Console, io.StringIO]:
+    screen = io.StringIO()
+    return Console(file=screen, width=110, highlight=False), screen
+
+
+def shown(*renderables: object) -> str:
+    console, screen = make_console()
+    for renderable in renderables:
+        console.print(renderable)
+    return screen.getvalue()
+
+
+def test_identical_texts_are_said_to_be_so_with_the_ratio_of_speeds() -> None:
+    comparison = Comparison(DemoOptions(), make_run([1, 2], 9.0), make_run([1, 2], 6.0))
+    assert comparison.identical
+    assert shown(verdict(comparison)).startswith(
+        "The texts are identical, all 2 tokens. AceSpec was 1.50 times"
+    )
+
+
+def test_texts_that_differ_are_called_a_bug() -> None:
+    comparison = Comparison(DemoOptions(), make_run([1, 2], 9.0), make_run([1, 3], 6.0))
+    assert not comparison.identical
+    assert shown(verdict(comparison)).startswith("The texts differ")
+
+
+def test_the_tables_show_the_runs_figures() -> None:
+    mine = make_run([1, 2], 9.25, acceptance=0.625, waiting_ms=250.0)
+    comparison = Comparison(DemoOptions(), mine, make_run([1, 2], 6.5))
+    text = shown(comparison_table(comparison), time_table(mine.result.metrics))
+    assert re.search(r"tokens/s\W+9\.25\W+6\.50", text)
+    assert re.search(r"accepted\W+62%", text)
+    assert re.search(r"TCP bytes up per token\W+150\.0", text)
+    assert re.search(r"waiting for the cloud\W+250\W+25\.0%", text)
+
+
+@pytest.mark.parametrize(("pace", "expected"), [(146.0, "at least 146 ms"), (None, "as fast as")])
+def test_the_demo_says_whether_it_is_paced(pace: float | None, expected: str) -> None:
+    console, screen = make_console()
+    introduce(console, DemoOptions(pace_forward_ms=pace))
+    assert expected in screen.getvalue()
+
+
+@pytest.mark.real_model
+@pytest.mark.timeout(900)
+def test_the_demo_runs_and_its_texts_are_identical() -> None:
+    command = [sys.executable, "-m", "acespec", "demo", "--no-pace", "--max-new-tokens", "24", "--rtt", "5"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "The texts are identical, all 24 tokens." in result.stdout
