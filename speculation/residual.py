@@ -1,8 +1,8 @@
 """Residual mode: acceptance and resampling on integer weights (Leviathan et al. 2023, Chen et al. 2023).
 
 Draft weights are out of ``2**DRAFT_BITS``, target weights out of ``2**target_bits``; compared, each is
-brought to the product of both, which int64 holds exactly. Functions of arrays broadcast over leading
-dimensions.
+brought to the product of both. That fits int64, float64 holds it exactly, and times a draw of ``uniform``
+it stays below itself. Functions of arrays broadcast over leading dimensions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ def accepts(
     """
     target = np.left_shift(target_weight, DRAFT_BITS, dtype=np.int64)
     draft = np.left_shift(draft_weight, target_bits, dtype=np.int64)
-    # The integers alone decide where the product of u may round up to them.
-    return np.asarray((target >= draft) | (u * draft < target))
+    return np.asarray(u * draft < target)
 
 
 def residual_weights(

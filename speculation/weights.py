@@ -80,11 +80,12 @@ def draw(weights: NDArray[np.int64], u: NDArray[np.float64]) -> NDArray[np.int64
     """Return the index each of ``u`` ``[...]`` falls on among ``weights`` ``[..., n]`` or ``[n]``.
 
     Inverse CDF: index i has the share ``weights[i] / sum`` of the unit interval; a weight of 0 is never
-    drawn. Sums stay below 2^53, so float64 holds every bound exactly.
+    drawn. Sums stay below 2^53 and ``u`` at most ``1 - 2^-53``: float64 holds every sum exactly, and its
+    product with ``u`` stays below it.
     """
     ends = np.cumsum(weights, axis=-1)
     total = ends[..., -1]
-    ticks = np.minimum((u * total).astype(np.int64), total - 1)
+    ticks = (u * total).astype(np.int64)
     if weights.ndim == 1:
         return np.asarray(np.searchsorted(ends, ticks, side="right"), dtype=np.int64)
     index: NDArray[np.int64] = (ends <= ticks[..., np.newaxis]).sum(axis=-1)
