@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from acespec.speculation.allocation import Allocation, allocate
+from acespec.speculation.allocation import Allocation, allocate, allocate_adaptive
 from acespec.speculation.candidates import MAX_CANDIDATES, CandidateRow, candidate_row, rank_candidates
 from acespec.speculation.coupled import coupled_pick, race_scores
 from acespec.speculation.distribution import Distribution, InvalidLogitsError, distribution
@@ -40,6 +40,7 @@ __all__ = [
     "Weighted",
     "accepts",
     "allocate",
+    "allocate_adaptive",
     "candidate_row",
     "coupled_pick",
     "distribution",

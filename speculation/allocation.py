@@ -68,3 +68,35 @@ def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
     order = np.argsort(parts - exact, kind="stable")
     parts[order[: total - int(parts.sum())]] += 1
     return parts
+
+
+def allocate_adaptive(
+    num_branches: int,
+    accept_probs: NDArray[np.float64],
+    beta: float,
+    first_share_rejected: float,
+    first_share_accepted: float,
+) -> NDArray[np.int64]:
+    """Return the branches per depth for this very chain: int64 ``[gamma + 1]``, summing to ``num_branches``.
+
+    ``accept_probs`` ``[gamma]`` estimates each drafted token's acceptance, given that of those before it; how
+    sure the draft was of a token says much about it. Branches go to the likeliest outcomes: the F-th at depth
+    k has the probability to reach and end at k times the share of the F-th candidate there. Shares follow the
+    paper's power law ``R(F) = 1 - c F^-beta`` with ``c = 1 - R(1)``: ``first_share_rejected`` is R(1) where a
+    token was rejected, ``first_share_accepted`` after full acceptance, where the draft's own first choice
+    still stands.
+    """
+    reached = np.append(1.0, np.cumprod(accept_probs))
+    ended = reached * np.append(1.0 - accept_probs, 1.0)
+    shares = np.tile(_rank_shares(first_share_rejected, beta, num_branches), (len(ended), 1))
+    shares[-1] = _rank_shares(first_share_accepted, beta, num_branches)
+    likeliest = np.argsort(-(ended[:, None] * shares), axis=None, kind="stable")[:num_branches]
+    depths, _ = np.unravel_index(likeliest, shares.shape)
+    return np.bincount(depths, minlength=len(ended))
+
+
+def _rank_shares(first: float, beta: float, count: int) -> NDArray[np.float64]:
+    """Probability that the outcome is the F-th candidate, F = 1..count; never rising with F."""
+    ranks = np.arange(1.0, count + 1.0)
+    within = 1.0 - (1.0 - first) * ranks ** -float(np.clip(beta, *_BETA_RANGE))
+    return np.minimum.accumulate(np.diff(within, prepend=0.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acespec.speculation import Allocation, allocate
+from acespec.speculation import Allocation, allocate, allocate_adaptive
 
 budgets = st.integers(0, 200)
 gammas = st.integers(0, 12)
@@ -89,3 +90,49 @@ def test_what_cannot_be_allocated_is_refused() -> None:
         allocate("uniform", -1, 2, 0.5, 1.0)
     with pytest.raises(ValueError, match="negative"):
         allocate("uniform", 4, -1, 0.5, 1.0)
+
+
+def test_adaptive_by_hand() -> None:
+    # Ends at 0: 0.5; at 1: 0.5 * 0.1 = 0.05; full acceptance: 0.45. beta 1: R(F) = 1 - c / F.
+    # Rejected, c 0.6: shares 0.4, 0.3, 0.1, 0.05; accepted, c 0.4: 0.6, 0.2, 0.067.
+    # Outcomes: depth 0: 0.2, 0.15, 0.05, 0.025; depth 1: 0.02, 0.015; depth 2: 0.27, 0.09, 0.03.
+    found = [allocate_adaptive(n, np.array([0.5, 0.9]), 1.0, 0.4, 0.6).tolist() for n in range(8)]
+    assert found == [
+        [0, 0, 0],
+        [0, 0, 1],
+        [1, 0, 1],
+        [2, 0, 1],
+        [2, 0, 2],
+        [3, 0, 2],
+        [3, 0, 3],
+        [4, 0, 3],
+    ]
+
+
+accept_lists = st.lists(st.floats(0.0, 1.0), max_size=3)
+
+
+@given(accept_lists, st.integers(0, 5), st.floats(0.1, 1.0), st.floats(0.5, 1.0), st.floats(0.5, 1.0))
+def test_adaptive_hits_as_often_as_the_best_of_all_allocations(
+    accept: list[float], budget: int, beta: float, rejected: float, accepted: float
+) -> None:
+    def hits(branches: tuple[int, ...]) -> float:
+        total, reached = 0.0, 1.0
+        for depth, count in enumerate(branches):
+            is_full = depth == len(accept)
+            first = accepted if is_full else rejected
+            ends = reached if is_full else reached * (1.0 - accept[depth])
+            total += ends * (1.0 - (1.0 - first) * count**-beta if count else 0.0)
+            reached *= 1.0 if is_full else accept[depth]
+        return total
+
+    found = allocate_adaptive(budget, np.array(accept), beta, rejected, accepted)
+    assert found.sum() == budget
+    every = itertools.product(range(budget + 1), repeat=len(accept) + 1)
+    best = max(hits(branches) for branches in every if sum(branches) == budget)
+    assert hits(tuple(found.tolist())) == pytest.approx(best)
+
+
+@pytest.mark.parametrize(("accept", "expected"), [(0.0, [6, 0, 0]), (1.0, [0, 0, 6])])
+def test_adaptive_with_a_certain_outcome(accept: float, expected: list[int]) -> None:
+    assert allocate_adaptive(6, np.full(2, accept), 1.0, 0.5, 0.5).tolist() == expected
