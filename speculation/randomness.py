@@ -23,6 +23,8 @@ _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 """Of the splitmix64 finaliser (Steele et al., "Fast splittable pseudorandom number generators", 2014)."""
 _BELOW_ONE = 1.0 - 2.0**-53
 _SCALAR = (int, np.integer)
+_BLOCK = 16_384
+"""Words mixed at once: their temporaries stay in the cache."""
 
 
 class Purpose(IntEnum):
@@ -52,20 +54,21 @@ def uniform(seed: Integers, purpose: Purpose, position: Integers, index: Integer
     if isinstance(seed, _SCALAR) and isinstance(position, _SCALAR):
         state = _scalar_state(int(seed), int(purpose), int(position))
         if isinstance(index, _SCALAR):
-            hashed = np.array(_mix_scalar(state ^ _spread(int(index))), dtype=np.uint64)
+            hashed = np.array([_mix_scalar(state ^ _spread(int(index)))], dtype=np.uint64)
         else:
             hashed = _mix(_spread_array(index) ^ np.uint64(state))
     else:
         states = _mix(_as_words(seed))
         states = _mix(states ^ np.uint64(_spread(int(purpose))))
-        states = _mix(states ^ _spread_array(position))
-        hashed = _mix(states ^ _spread_array(index))
-    draws: NDArray[np.float64] = (hashed >> np.uint64(11)).astype(np.float64)
+        states = _mix(np.bitwise_xor(states, _spread_array(position), order="C"))
+        hashed = _mix(np.bitwise_xor(states, _spread_array(index), order="C"))
+    hashed >>= np.uint64(11)
+    draws = hashed.astype(np.float64)
     draws += 0.5
     draws *= 2.0**-53
-    draws = np.minimum(draws, _BELOW_ONE)
+    np.minimum(draws, _BELOW_ONE, out=draws)
     shape = np.broadcast_shapes(np.shape(seed), np.shape(position), np.shape(index))
-    return np.asarray(draws).reshape(shape)
+    return draws.reshape(shape)
 
 
 # A key's hash is mix(mix(mix(mix(seed) ^ purpose) ^ position) ^ index), each field spread before it is mixed
@@ -95,7 +98,7 @@ def _as_words(field: Integers) -> NDArray[np.uint64]:
     """A fresh array of one dimension or more: NumPy warns of overflow in scalar products, not in arrays."""
     if isinstance(field, int):
         return np.array([field & _MASK], dtype=np.uint64)
-    return np.array(field, dtype=np.uint64, ndmin=1)
+    return np.array(field, dtype=np.uint64, ndmin=1, order="C")
 
 
 def _spread_array(field: Integers) -> NDArray[np.uint64]:
@@ -105,11 +108,15 @@ def _spread_array(field: Integers) -> NDArray[np.uint64]:
 
 
 def _mix(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Mix every word of ``h`` in place."""
+    """Mix every word of ``h``, a C-contiguous array, in place."""
     first, second = _MULTIPLIERS
-    h ^= h >> np.uint64(30)
-    h *= np.uint64(first)
-    h ^= h >> np.uint64(27)
-    h *= np.uint64(second)
-    h ^= h >> np.uint64(31)
+    assert h.flags.c_contiguous
+    words = h.reshape(-1)
+    for start in range(0, len(words), _BLOCK):
+        block = words[start : start + _BLOCK]
+        block ^= block >> np.uint64(30)
+        block *= np.uint64(first)
+        block ^= block >> np.uint64(27)
+        block *= np.uint64(second)
+        block ^= block >> np.uint64(31)
     return h

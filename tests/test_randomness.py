@@ -55,6 +55,14 @@ def test_arguments_broadcast() -> None:
     assert draws.shape == (2, 3, 4)
     for at in np.ndindex(2, 3, 4):
         assert draws[at] == uniform(at[0], Purpose.THIN, at[1], at[2])
+    layouts = np.asfortranarray(
+        np.tile(np.arange(3), (5, 1))
+    )  # not in C order, nor is what they broadcast to
+    expected = uniform(4, Purpose.THIN, layouts.copy(order="C"), 2)
+    np.testing.assert_array_equal(uniform(layouts * 0 + 4, Purpose.THIN, layouts, 2), expected)
+    np.testing.assert_array_equal(
+        uniform(4, Purpose.THIN, 2, layouts), uniform(4, Purpose.THIN, 2, layouts.copy(order="C"))
+    )
     scalar = uniform(3, Purpose.DRAFT, 4)
     assert isinstance(scalar, np.ndarray)
     assert scalar.shape == ()
