@@ -91,7 +91,7 @@ def quantize_decoder(decoder: ExportableDecoder, precision: str) -> dict[str, Qu
 def quantize_graph(model: onnx_ir.Model, matrices: dict[str, QuantizedMatrix]) -> None:
     """Replace the weights named in ``matrices`` by their quantised form, in place.
 
-    Every ``MatMul`` by such a weight is fed by a ``DequantizeLinear`` instead.
+    The ``MatMul`` by such a weight is fed by a ``DequantizeLinear`` instead.
     """
     graph = model.graph
     for name, matrix in matrices.items():
@@ -102,17 +102,14 @@ def quantize_graph(model: onnx_ir.Model, matrices: dict[str, QuantizedMatrix]) -
             _initializer(graph, f"{name}.scales", matrix.scales),
             _initializer(graph, f"{name}.zero_points", matrix.zero_points.astype(storage)),
         ]
-        dequantize = onnx_ir.node(
-            "DequantizeLinear", operands, {"axis": 0, "block_size": BLOCK}, name=f"{name}.dequantize"
-        )
-        uses = tuple(weight.uses())
-        assert all(use.node.op_type == "MatMul" and use.idx == 1 for use in uses), name
+        (use,) = weight.uses()  # a shared weight would be dequantised at every step: no kernel takes it
+        assert (use.node.op_type, use.idx) == ("MatMul", 1), name
+        dequantize = onnx_ir.node("DequantizeLinear", operands, {"axis": 0, "block_size": BLOCK})
         dequantized = dequantize.outputs[0]
         dequantized.name = f"{name}.dequantized"
         dequantized.type = weight.type
-        graph.insert_before(uses[0].node, dequantize)
-        for use in uses:
-            use.node.replace_input_with(use.idx, dequantized)
+        graph.insert_before(use.node, dequantize)
+        use.node.replace_input_with(use.idx, dequantized)
         del graph.initializers[name]
 
 

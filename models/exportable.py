@@ -200,6 +200,10 @@ def refuse_by_config(model: PreTrainedModel) -> None:
     architecture = type(model).__name__
     if getattr(model, "_is_stateful", False):
         raise UnsupportedModelError(architecture, "it keeps a recurrent state, which cannot be rolled back")
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UnsupportedModelError(
+            architecture, "its attention is not one of transformers' attention interface"
+        )
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(architecture, "it has an encoder")
     layer_types = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
