@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,18 +34,20 @@ FIRST_DRAWS = 8
 PAD = -1
 
 
-Form = Callable[[Ints, Ints, int], NDArray[np.bool_]]
-"""Whether rejections' targets go down sparse [n] and not as draws, from support sizes [n], weight bits [n]
-and the index of the first draw that would be sent. Nothing that is drawn: the form must not depend on it."""
+FormRule = Callable[[Ints, Ints, int], NDArray[np.bool_]]
+"""Whether rejections' targets go down sparse [n], from support sizes [n], weight bits [n] and
+the first draw's index. Nothing that is drawn: the form must not depend on it."""
 
 
-def sparse(sizes: Ints, bits: Ints, first_index: int) -> NDArray[np.bool_]:
-    return np.ones(len(sizes), dtype=bool)
+class Form(Enum):
+    """The rules that never change their mind."""
 
-
-def draws(sizes: Ints, bits: Ints, first_index: int) -> NDArray[np.bool_]:
+    SPARSE = "sparse"
+    DRAWS = "draws"
     """Eight; as often as all of them fail, twice as many more."""
-    return np.zeros(len(sizes), dtype=bool)
+
+    def __call__(self, sizes: Ints, bits: Ints, first_index: int) -> NDArray[np.bool_]:
+        return np.full(len(sizes), self is Form.SPARSE)
 
 
 def draws_then_sparse(sizes: Ints, bits: Ints, first_index: int) -> NDArray[np.bool_]:
@@ -52,11 +55,11 @@ def draws_then_sparse(sizes: Ints, bits: Ints, first_index: int) -> NDArray[np.b
     return np.full(len(sizes), first_index > FIRST_DRAWS)
 
 
-def as_sent(vocab_size: int) -> Form:
+def as_sent(vocab_size: int) -> FormRule:
     """The verifier's choice: the smaller of the two messages."""
     width = token_bits(vocab_size)
 
-    def form(sizes: Ints, bits: Ints, first_index: int) -> NDArray[np.bool_]:
+    def rule(sizes: Ints, bits: Ints, first_index: int) -> NDArray[np.bool_]:
         count = FIRST_DRAWS + first_index
         cases = zip(sizes.tolist(), bits.tolist(), strict=True)
         return np.array(
@@ -67,7 +70,7 @@ def as_sent(vocab_size: int) -> Form:
             dtype=bool,
         )
 
-    return form
+    return rule
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ def simulate(
     params: SamplingParams,
     seeds: Ints,
     gamma: int,
-    form: Form,
+    form: FormRule,
     prompt: Sequence[int],
     token_limit: int,
     end_tokens: Sequence[int],
@@ -203,7 +206,7 @@ def chain_lengths(is_end: NDArray[np.bool_], limits: Ints) -> Ints:
     return sent
 
 
-def verify_round(tables: Tables, ends: NDArray[np.bool_], sent: Round, form: Form) -> Verdicts:
+def verify_round(tables: Tables, ends: NDArray[np.bool_], sent: Round, form: FormRule) -> Verdicts:
     """The cloud's part, and the edge's resampling after a rejection. A pure function: a replay repeats it."""
     vocab = tables.target.shape[1]
     contexts = sent.tokens[:, :-1] * vocab + sent.tokens[:, 1:]  # [n, gamma + 1]
@@ -238,7 +241,7 @@ def verify_round(tables: Tables, ends: NDArray[np.bool_], sent: Round, form: For
 
 
 def resample(
-    target: Ints, bits: Ints, draft: Ints, seeds: Ints, positions: Ints, form: Form
+    target: Ints, bits: Ints, draft: Ints, seeds: Ints, positions: Ints, form: FormRule
 ) -> tuple[Ints, Ints]:
     """Draw from the residuals of the rows ``target`` and ``draft`` ``[n, V]``; also say how many draws
     went."""

@@ -32,14 +32,13 @@ from joint_chi_square import WINDOW, expected_joint, joint_p_value
 from residual_simulator import (
     PAD,
     Form,
+    FormRule,
     Ints,
     Round,
     Verdicts,
     as_sent,
-    draws,
     draws_then_sparse,
     simulate,
-    sparse,
     weigh,
 )
 
@@ -53,7 +52,7 @@ TOKEN_LIMIT = len(PROMPT) + 5
 SKIPS = (0, 2)
 """Joints of the first three tokens generated and of the last three."""
 
-FORMS = (sparse, draws, draws_then_sparse)
+FORMS = (*Form, draws_then_sparse)
 SAMPLINGS = [
     SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     for temperature, top_k, top_p, min_p in itertools.product((0.7, 1.3), (0, 4), (1.0, 0.85), (0.0, 0.08))
@@ -104,7 +103,7 @@ def hit_or_miss(draft: NDArray[np.float32], gamma: int) -> simulator.Plan:
 
 def p_values(
     params: SamplingParams,
-    form: Form,
+    form: FormRule,
     gamma: int,
     misses: bool,
     first_seed: int,
@@ -176,7 +175,7 @@ def test_greedy_sampling_gives_the_targets_own_text() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_replayed_round_gives_the_same_verdict(form: Form) -> None:
+def test_a_replayed_round_gives_the_same_verdict(form: FormRule) -> None:
     target, draft = make_tables(1)
     params = SamplingParams()
     tables = weigh(target, draft, params)
@@ -212,7 +211,7 @@ def test_a_replayed_round_gives_the_same_verdict(form: Form) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("gamma", [1, 3])
 def test_one_sequence_at_a_time_with_the_scalar_functions_gives_the_same_tokens(
-    form: Form, gamma: int
+    form: FormRule, gamma: int
 ) -> None:
     target, draft = make_tables(3)
     params = SamplingParams(temperature=0.9, top_p=0.95)
@@ -229,7 +228,7 @@ def one_sequence(
     params: SamplingParams,
     seed: int,
     gamma: int,
-    form: Form,
+    form: FormRule,
     token_limit: int,
 ) -> list[int]:
     """The session as edge and cloud play it, one token after the other."""
@@ -271,7 +270,7 @@ def test_the_form_as_sent_is_the_verifiers_choice() -> None:
         assert goes_sparse == isinstance(described, SparseTarget), (size, first_index)
 
 
-def one_replacement(goal: Weighted, guess: Weighted, seed: int, position: int, form: Form) -> int:
+def one_replacement(goal: Weighted, guess: Weighted, seed: int, position: int, form: FormRule) -> int:
     first_index, count = 0, simulator.FIRST_DRAWS
     while not form(np.array([len(goal.ids)]), np.array([goal.bits]), first_index)[0]:
         ids = propose(goal, seed, position, first_index, count)
@@ -287,12 +286,12 @@ def one_replacement(goal: Weighted, guess: Weighted, seed: int, position: int, f
 
 @pytest.mark.parametrize("form", FORMS)
 def test_notices_a_hundredth_of_the_mass_moved_within_the_residual(
-    form: Form, monkeypatch: pytest.MonkeyPatch
+    form: FormRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = simulator.resample
 
     def broken(
-        target: Ints, bits: Ints, draft: Ints, seeds: Ints, positions: Ints, form: Form
+        target: Ints, bits: Ints, draft: Ints, seeds: Ints, positions: Ints, form: FormRule
     ) -> tuple[Ints, Ints]:
         # Less draft under one residual token and more under another moves that much residual between them.
         residual = residual_weights(target, bits[:, None], draft) / np.exp2(bits)[:, None]
@@ -313,12 +312,14 @@ def test_notices_thinning_keyed_by_token(monkeypatch: pytest.MonkeyPatch) -> Non
         return uniform(seeds, Purpose.THIN, positions, ids)
 
     monkeypatch.setattr(simulator, "thin_noise", broken)
-    # Not ``draws`` alone: a sequence whose tokens all fail would ask for more for ever.
+    # Not ``Form.DRAWS``: a sequence whose tokens all fail would ask for more for ever.
     assert is_noticed(draws_then_sparse)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_notices_a_drafted_end_token_that_is_not_sent(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notices_a_drafted_end_token_that_is_not_sent(
+    form: FormRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(is_end: NDArray[np.bool_], limits: Ints) -> Ints:
         before_end = np.where(is_end.any(axis=1), is_end.argmax(axis=1), is_end.shape[1])
         sent: Ints = np.minimum(before_end, limits)
@@ -328,5 +329,5 @@ def test_notices_a_drafted_end_token_that_is_not_sent(form: Form, monkeypatch: p
     assert is_noticed(form)
 
 
-def is_noticed(form: Form) -> bool:
+def is_noticed(form: FormRule) -> bool:
     return min(p_values(SamplingParams(), form, gamma=2, misses=False, first_seed=0)) < THRESHOLD
