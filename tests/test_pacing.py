@@ -91,9 +91,12 @@ def test_verdicts_report_queue_and_compute_time() -> None:
             for verdict in await asyncio.gather(first.round([3]), second.round([3])):
                 assert isinstance(verdict, TokenVerdict)
                 times.append((verdict.times.queue_ms, verdict.times.compute_ms))
+            alone = await second.round([4])
+            times.append((alone.times.queue_ms, alone.times.compute_ms))
         return times
 
-    (first, second) = run_virtual(main())
+    first, second, alone = run_virtual(main())
+    assert alone == (0.0, pytest.approx(100.0, rel=0.03))
     assert second == (pytest.approx(100.0, rel=0.03), pytest.approx(100.0, rel=0.03))
     assert first == (pytest.approx(200.0, rel=0.03), pytest.approx(100.0, rel=0.03))
 

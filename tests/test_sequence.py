@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from acespec.cloud_verifier.sequence import StepAbandonedError
 from acespec.cloud_verifier.session import serve_session
 from acespec.compute import InlineRunner, StepRunner, T, ThreadRunner
-from acespec.wire import ErrorCode, SessionError, memory_link
+from acespec.wire import Close, ErrorCode, SessionError, memory_link
 from fake_draft import hashed_table
 from fake_target import TableTargetEngine
-from verifier_client import VerifierClient, decoded_text, open_request, refused, session
+from verifier_client import VerifierClient, all_answers, decoded_text, open_request, refused, session
 
 VOCAB = 8
 TABLE = hashed_table(VOCAB, salt=2)
@@ -150,6 +151,47 @@ async def test_an_edge_that_leaves_stops_the_decoding() -> None:
     assert engine.num_forwards == 1
     assert engine.sequences == {}
     runner.close()
+
+
+async def test_a_close_stops_the_decoding() -> None:
+    engine = TableTargetEngine(TABLE, VOCAB)
+    async with session(engine, open_request(engine, [1], token_limit=1000)) as client:
+        await client.send(client.next_decode(900))
+        await client.send(Close())
+        with pytest.raises(SessionError, match="ended the session"):
+            await all_answers(client)
+    assert 1 <= engine.num_forwards < 10
+    assert engine.sequences == {}
+
+
+class LateRunner(InlineRunner):
+    """Runs its step whether or not the caller still waits: what a thread that has just begun does."""
+
+    def __init__(self) -> None:
+        self.taken = asyncio.Event()
+        self.step: Callable[[], object] = lambda: None
+
+    async def run(self, step: Callable[[], T], latency_ms: float = 0.0) -> T:
+        self.step = step
+        self.taken.set()
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets this event")
+
+
+async def test_a_step_that_begins_just_after_its_session_ended_leaves_the_engine_alone() -> None:
+    engine, runner = TableTargetEngine(TABLE, VOCAB), LateRunner()
+    edge, cloud = memory_link()
+    serving = asyncio.create_task(serve_session(cloud, engine, runner))
+    client = VerifierClient(edge, open_request(engine, [1]))
+    await client.begin()
+    await client.send(client.next_round([1]))
+    await runner.taken.wait()
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert engine.sequences == {}
+    with pytest.raises(StepAbandonedError):
+        runner.step()
 
 
 class FailingEngine(TableTargetEngine):
