@@ -118,7 +118,10 @@ class Pipe:
     def _end(self) -> None:
         if not self.ended:
             self.ended = True
-            self._sink.write_eof()
+            try:
+                self._sink.write_eof()
+            except OSError:  # it was reset after its own end, when nobody read from it any more
+                self._sink.close()
             self._on_end()
         if self._source_gone:
             self._sink.close()

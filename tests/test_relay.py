@@ -311,6 +311,37 @@ async def test_a_target_that_refuses_closes_the_client_and_spares_the_relay() ->
         await relay.close()
 
 
+def reset(writer: asyncio.StreamWriter) -> None:
+    """Close the connection by a TCP reset."""
+    linger_zero = struct.pack("ii", 1, 0)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger_zero)
+    writer.transport.abort()
+
+
+async def test_a_client_reset_after_its_end_is_noticed_when_its_target_closes() -> None:
+    target_saw_the_end = asyncio.Event()
+    client_was_reset = asyncio.Event()
+    closed: asyncio.Queue[Traffic] = asyncio.Queue()
+
+    async def close_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await reader.read() == b"x"
+        target_saw_the_end.set()
+        await client_was_reset.wait()
+        writer.close()
+
+    server = await asyncio.start_server(close_late, "127.0.0.1", 0)
+    relay = Relay(server.sockets[0].getsockname(), LinkShape(), on_closed=closed.put_nowait)
+    _, writer = await asyncio.open_connection(*await relay.start("127.0.0.1", 0))
+    writer.write(b"x")
+    writer.write_eof()
+    await target_saw_the_end.wait()
+    reset(writer)
+    client_was_reset.set()
+    assert await closed.get() == Traffic(up=1, down=0)
+    await relay.close()
+    server.close()
+
+
 async def test_a_client_that_vanishes_closes_its_target_only() -> None:
     target_saw_the_end = asyncio.Event()
 
@@ -327,9 +358,7 @@ async def test_a_client_that_vanishes_closes_its_target_only() -> None:
     _, vanishing = await asyncio.open_connection(*address)
     vanishing.write(b"x")
     await vanishing.drain()
-    reset_on_close = struct.pack("ii", 1, 0)
-    vanishing.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_on_close)
-    vanishing.transport.abort()
+    reset(vanishing)
     await target_saw_the_end.wait()
     assert not staying.is_closing()
     staying.write(b"still here")
