@@ -140,7 +140,9 @@ def demo(
             )
         )
     )
-    console.print("\n", comparison_table(comparison), "\n", time_table(comparison.acespec.result.metrics))
+    console.print("\n")
+    console.print(comparison_table(comparison))
+    console.print(time_table(comparison.acespec.result.metrics))
     console.print(verdict(comparison))
     if not comparison.identical:
         raise SystemExit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from acespec.edge_runtime.generate import GenerationResult, TargetIdentity, gene
 from acespec.edge_runtime.grpc_transport import VerifierChannel
 from acespec.edge_runtime.request import DraftSettings, GenerationRequest
 from acespec.edge_runtime.text import IncrementalText, encode_prompt
+from acespec.errors import AcespecError
 from acespec.models import DEMO_PAIR, bundles_folder, load_tokenizer, model_fingerprint, pair
 from acespec.models.latency import machine_name
 from acespec.models.manifest import Bundle, BundleError, load_bundle
@@ -22,6 +24,7 @@ PAIR = pair(DEMO_PAIR)
 PROMPT = "Explain to a curious child why the sky is blue during the day and red at sunset."
 PRECISION = "int4"
 WARM_UP_TOKENS = 8
+REPORT_TIMEOUT_S = 30.0
 DRAFT_THREADS = 1
 """One core for the device, one for the verifier: the demo must do with two."""
 
@@ -169,5 +172,14 @@ async def _run(
             lambda tokens: on_text(text.push(tokens)),
         )
     on_text(text.finish())
-    carried = json.loads(await link.line())["closed"]
-    return Run(result, text.text, Traffic(carried["bytes_up"], carried["bytes_down"]))
+    return Run(result, text.text, await _carried(link))
+
+
+async def _carried(link: Service) -> Traffic:
+    """What the connection that just closed carried, as the relay reports it."""
+    try:
+        line = await asyncio.wait_for(link.line(), REPORT_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        raise AcespecError("the relay did not notice that the connection was closed") from None
+    closed = json.loads(line)["closed"]
+    return Traffic(closed["bytes_up"], closed["bytes_down"])

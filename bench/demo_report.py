@@ -16,16 +16,16 @@ Figure = Callable[[Run], str]
 def introduce(console: Console, options: DemoOptions) -> None:
     """Say what is about to run, and what is real about it."""
     console.print(
-        f"Target [bold]{PAIR.target}[/] in a verifier process, draft [bold]{PAIR.draft}[/] in this one,\n"
+        f"Target [bold]{PAIR.target}[/] in a verifier process, draft [bold]{PAIR.draft}[/] in this one, "
         f"between them a link with a round trip of {options.round_trip_ms:g} ms."
     )
     if options.pace_forward_ms is None:
         console.print("The verifier runs as fast as this machine does.")
     else:
         console.print(
-            f"The verifier is [bold]paced[/]: each forward takes at least {options.pace_forward_ms:g} ms, "
-            "as Llama-3.1-70B\non four A100s in the AceSpec paper. A target as small as this one runs faster "
-            "here than the\nlarge ones people have in the cloud; --no-pace shows the bare machine."
+            f"The verifier is [bold]paced[/]: each forward takes at least {options.pace_forward_ms:g} ms, as "
+            "Llama-3.1-70B on four A100s in the AceSpec paper. A target as small as this one runs faster here "
+            "than the large ones people have in the cloud; --no-pace shows the bare machine."
         )
     console.print(f"\nPrompt: [italic]{options.prompt}[/]")
 

@@ -69,7 +69,10 @@ class Service:
         await self._close()
 
     async def line(self) -> str:
-        """The next line of the service's standard output. Raises ``AcespecError`` if it has ended."""
+        """The next line of the service's standard output, waited for without end.
+
+        Raises ``AcespecError`` with the last thing it said if the service has ended.
+        """
         assert self.process is not None
         assert self.process.stdout is not None
         line = await self.process.stdout.readline()
