@@ -23,9 +23,9 @@ def introduce(console: Console, options: DemoOptions) -> None:
         console.print("The verifier runs as fast as this machine does.")
     else:
         console.print(
-            f"The verifier is [bold]paced[/]: each forward takes at least {options.pace_forward_ms:g} ms, as "
-            "Llama-3.1-70B on four A100s in the AceSpec paper. A target as small as this one runs faster here "
-            "than the large ones people have in the cloud; --no-pace shows the bare machine."
+            f"The verifier is [bold]paced[/]: each forward takes at least {options.pace_forward_ms:g} ms, "
+            "as Llama-3.1-70B on four A100s in the AceSpec paper. A target as small as this one runs faster "
+            "here than the large ones people have in the cloud; --no-pace shows the bare machine."
         )
     console.print(f"\nPrompt: [italic]{options.prompt}[/]")
 
