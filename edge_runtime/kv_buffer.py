@@ -12,19 +12,20 @@ class KvBuffer:
     """Rows of every layer's keys and values, shaped so that a graph reads them in place.
 
     The first ``num_rows`` rows of a tensor are one contiguous piece of memory: an engine passes them as the
-    past without copying.
+    past without copying. Before the first lies a row of zeros, so that a past is never empty: on none, ONNX
+    Runtime 1.23 divides by zero. The engine masks it.
     """
 
     def __init__(self, num_tensors: int, max_rows: int, row_shape: tuple[int, int]) -> None:
         """``num_tensors`` is 2 x layers (keys and values), ``row_shape`` is ``(KVH, D)``."""
         self.max_rows = max_rows
         self.num_rows = 0
-        self.storage: NDArray[np.float32] = np.zeros(
-            (num_tensors, max_rows, *row_shape), np.float32
-        )  # [2 * layers, rows, KVH, D]
-        # For engines that bind raw memory; kept, as NumPy takes a microsecond to say where an array lies.
-        tensor_bytes = self.storage.strides[0]
-        self.addresses = [self.storage.ctypes.data + tensor * tensor_bytes for tensor in range(num_tensors)]
+        memory = np.zeros((num_tensors, 1 + max_rows, *row_shape), np.float32)
+        self.storage: NDArray[np.float32] = memory[:, 1:]  # [2 * layers, rows, KVH, D]
+        self.past_addresses = [
+            memory.ctypes.data + tensor * memory.strides[0] for tensor in range(num_tensors)
+        ]
+        """Where each tensor's row of zeros lies, and behind it the rows; for engines that bind raw memory."""
 
     def append(self, rows: NDArray[np.float32]) -> None:
         """Put ``rows`` ``[2 * layers, n, KVH, D]`` behind those in use."""

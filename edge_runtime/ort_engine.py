@@ -51,11 +51,11 @@ class OnnxRuntimeEngine:
     ) -> None:
         """``tree_rows`` is room beyond ``max_context`` rows; ``max_context`` lowers the bundle's.
 
-        ``accuracy_level`` concerns int4 and int8 weights only: 4 multiplies in int8, which is fastest, and 1 in
-        float32.
+        ``accuracy_level`` concerns int4 and int8 weights only: 4 (fastest) multiplies in int8, 1 in float32.
         Raises `EngineError` when the graph does not load or is not what the manifest says.
         """
         manifest = bundle.manifest
+        warn_without_kernel(manifest.precision)
         variant = bundle.graph("portable")
         self._buckets = variant.buckets
         self._max_context = min(manifest.max_context, max_context or manifest.max_context)
@@ -66,11 +66,12 @@ class OnnxRuntimeEngine:
         widest = self._buckets[-1]
         self._tokens = np.zeros((1, widest), np.int64)
         self._positions = np.zeros((1, widest), np.int64)
-        self._mask = np.zeros(widest * (self._rows.max_rows + widest), np.float32)
+        self._mask = np.zeros(widest * (1 + self._rows.max_rows + widest), np.float32)
+        self._mask_address = self._mask.ctypes.data
         self._logits = np.zeros((widest, self._vocab_size), np.float32)
 
         past_names = [spec.name for spec in variant.inputs if spec.name.startswith("past_")]
-        self._past_bindings = list(zip(past_names, self._rows.addresses, strict=True))
+        self._past_bindings = list(zip(past_names, self._rows.past_addresses, strict=True))
         new_names = [spec.name for spec in variant.outputs if spec.name.startswith("new_")]
         sessions: dict[str, ort.InferenceSession] = {}
         self._steps: dict[int, BucketStep] = {}
@@ -128,14 +129,15 @@ class OnnxRuntimeEngine:
         self._tokens[0, count:width] = 0
         self._positions[0, :count] = positions
         self._positions[0, count:width] = 0
-        additive = self._mask[: width * (past + width)].reshape(width, past + width)
+        columns = 1 + past + width  # the buffer's row of zeros, the past, this step
+        additive = self._mask[: width * columns].reshape(width, columns)
         additive.fill(MASKED)
-        np.copyto(additive[:count, : past + count], np.float32(0), where=mask)
+        np.copyto(additive[:count, 1 : 1 + past + count], np.float32(0), where=mask)
 
         step = self._steps[width]
-        mask_shape, past_shape = (1, 1, *additive.shape), (past, *self._row_shape)
         bind_input = step.binding.bind_input
-        bind_input("mask", "cpu", 0, np.float32, mask_shape, self._mask.ctypes.data)
+        bind_input("mask", "cpu", 0, np.float32, (1, 1, width, columns), self._mask_address)
+        past_shape = (1 + past, *self._row_shape)
         for name, address in self._past_bindings:
             bind_input(name, "cpu", 0, np.float32, past_shape, address)
         step.session.run_with_iobinding(step.binding)
@@ -147,6 +149,17 @@ class OnnxRuntimeEngine:
 
     def truncate(self, num_rows: int) -> None:
         self._rows.truncate(num_rows)
+
+
+def warn_without_kernel(precision: str, version: str = ort.__version__) -> None:
+    """Warn when this ONNX Runtime unpacks eight-bit weights at every step instead of multiplying by them."""
+    if precision != "fp32" and tuple(map(int, version.split(".")[:2])) < (1, 25):
+        logger.warning(
+            "onnxruntime %s has no kernel for 8-bit weights, %s bundles run slower than fp32 ones; "
+            "install onnxruntime 1.25 or later, or export with --precision fp32",
+            version,
+            precision,
+        )
 
 
 def open_session(path: Path, threads: int, accuracy_level: int) -> ort.InferenceSession:

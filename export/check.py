@@ -62,7 +62,10 @@ def branching_probe(tokens: NDArray[np.int64], num_branches: int = 2, branch_len
 
 
 class GraphRunner:
-    """Runs a graph step by step the obvious way: the past is concatenated anew after each."""
+    """Runs a graph step by step the obvious way: the past is concatenated anew after each.
+
+    The past begins with a masked row of zeros, as in the runtime: ONNX Runtime 1.23 fails on an empty one.
+    """
 
     def __init__(self, graph: Path, inputs: tuple[TensorSpec, ...], accuracy_level: int = 1) -> None:
         """``accuracy_level`` is ONNX Runtime's for int4 weights: 1 multiplies in float32, 4 in int8.
@@ -88,7 +91,9 @@ class GraphRunner:
     def logits(self, probe: Probe, widths: tuple[int, ...]) -> NDArray[np.float32]:
         """Logits ``[n, vocab_size]`` of the probe fed in steps of ``widths`` tokens, which sum to n."""
         assert sum(widths) == probe.count, (widths, probe.count)
-        past = [np.zeros((0, *self._row_shape), np.float32) for _ in self._past_names]
+        past = [np.zeros((1, *self._row_shape), np.float32) for _ in self._past_names]
+        seen = np.pad(probe.mask, ((0, 0), (1, 0)), constant_values=False)  # nothing sees the row of zeros
+        additive = np.where(seen, 0, MASKED).astype(np.float32)
         rows: list[NDArray[np.float32]] = []
         first = 0
         for width in widths:
@@ -96,7 +101,7 @@ class GraphRunner:
             step: dict[str, NDArray[Any]] = {
                 "input_ids": probe.tokens[None, first:end],
                 "position_ids": probe.positions[None, first:end],
-                "mask": np.where(probe.mask[first:end, :end], 0, MASKED).astype(np.float32)[None, None],
+                "mask": additive[None, None, first:end, : 1 + end],
             }
             step.update(zip(self._past_names, past, strict=True))
             logits, *new = self._session.run(None, step)

@@ -43,14 +43,15 @@ def export(model: str, out: Path, buckets: str, precision: str, context: int) ->
 
     The graph is checked against PyTorch before the bundle appears.
     """
-    widths = parse_buckets(buckets)
     from rich.console import Console
 
-    from acespec.export.bundle import export_bundle
     from acespec.models.sources import resolve_model
 
-    console = Console(stderr=True)
+    widths = parse_buckets(buckets)
     folder = resolve_model(model)
+    from acespec.export.bundle import export_bundle  # after what may be refused at once: it loads torch
+
+    console = Console(stderr=True)
     with console.status("starting") as status:
 
         def progress(stage: str) -> None:

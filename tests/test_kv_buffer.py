@@ -74,13 +74,15 @@ def test_compacting_touches_nothing_below_the_prefix_nor_behind_the_end(
     np.testing.assert_array_equal(buffer.storage[:, end:], before[:, end:])
 
 
-def test_the_rows_of_a_tensor_lie_in_one_piece_at_its_address() -> None:
+def test_the_rows_of_a_tensor_lie_in_one_piece_behind_a_row_of_zeros() -> None:
     buffer = KvBuffer(TENSORS, MAX_ROWS, ROW_SHAPE)
     rows = np.random.default_rng(0).random((TENSORS, 5, *ROW_SHAPE), np.float32)
     buffer.append(rows)
-    for tensor, address in enumerate(buffer.addresses):
-        raw = (ctypes.c_float * rows[tensor].size).from_address(address)
-        np.testing.assert_array_equal(np.array(raw), rows[tensor].ravel())
+    for tensor, address in enumerate(buffer.past_addresses):
+        row_size = int(np.prod(ROW_SHAPE))
+        raw = np.array((ctypes.c_float * (6 * row_size)).from_address(address))
+        assert not raw[:row_size].any()
+        np.testing.assert_array_equal(raw[row_size:], rows[tensor].ravel())
 
 
 @pytest.mark.parametrize("rows", [[1], [3, 2], [2, 2], [5]])

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from acespec.edge_runtime.ort_engine import EngineError, OnnxRuntimeEngine
+from acespec.edge_runtime.ort_engine import EngineError, OnnxRuntimeEngine, warn_without_kernel
 from acespec.models.manifest import Bundle, BundleManifest, load_bundle, write_manifest
 from tiny_bundle import tiny_bundle
 from tiny_target import tiny_model
@@ -203,3 +203,19 @@ def test_a_graph_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path) -
     bundle = copied_bundle(tmp_path, graphs=[graph], vocab_size=300)
     with pytest.raises(EngineError, match=r"no output .*logits"):
         OnnxRuntimeEngine(bundle)
+
+
+@pytest.mark.parametrize(
+    ("precision", "version", "warned"),
+    [
+        ("int8", "1.24.4", True),
+        ("int4", "1.23.2", True),
+        ("fp32", "1.23.2", False),
+        ("int8", "1.25.0", False),
+    ],
+)
+def test_a_runtime_without_the_kernel_is_named(
+    caplog: pytest.LogCaptureFixture, precision: str, version: str, warned: bool
+) -> None:
+    warn_without_kernel(precision, version)
+    assert (f"onnxruntime {version} has no kernel" in caplog.text) == warned
