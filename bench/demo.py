@@ -155,12 +155,7 @@ async def _run(
         sampling=PAIR.sampling,
         seed=options.seed,
     )
-    settings = DraftSettings(
-        gamma=PAIR.gamma,
-        allocation=PAIR.allocation,
-        initial_alpha=PAIR.initial_alpha,
-        initial_beta=PAIR.initial_beta,
-    )
+    settings = DraftSettings.recommended(PAIR)
     async with VerifierChannel(link.address) as channel:
         result = await generate(
             channel.session(),

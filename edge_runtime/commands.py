@@ -81,7 +81,7 @@ PAIR = pair(DEMO_PAIR)
 @click.option(
     "--allocation",
     type=click.Choice([a.value for a in Allocation]),
-    default=PAIR.allocation,
+    default=PAIR.allocation.value,
     show_default=True,
     help="How branches are spread over the depths of the chain.",
 )
@@ -144,12 +144,11 @@ def requested(
             seed=options["seed"],
             mode=AcceptanceMode(options["mode"]),
         )
-        settings = DraftSettings(
+        settings = dataclasses.replace(
+            DraftSettings.recommended(PAIR),
             gamma=options["gamma"],
             budget=options["budget"],
-            allocation=options["allocation"],
-            initial_alpha=PAIR.initial_alpha,
-            initial_beta=PAIR.initial_beta,
+            allocation=Allocation(options["allocation"]),
         )
         settings.check_buckets(bundle.graph("portable").buckets)
     except ValueError as error:

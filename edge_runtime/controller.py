@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from acespec.edge_runtime.budget import StepPlan, fixed_budget, plan_budget, worth_a_step
-from acespec.edge_runtime.estimators import AcceptanceRate, SmoothedTime, StepTimes, TailExponent
+from acespec.edge_runtime.estimators import SmoothedTime, StepTimes
+from acespec.edge_runtime.outcome_estimates import OutcomeEstimates
 from acespec.edge_runtime.request import DraftSettings
-from acespec.speculation import allocate
 from acespec.wire import ServerTimes
 
 ProfileAt = Callable[[int], Mapping[int, float]]
@@ -20,8 +20,7 @@ class Controller:
     def __init__(self, settings: DraftSettings, profile_at: ProfileAt) -> None:
         self.settings = settings
         self.step_times = StepTimes(profile_at(0))
-        self.alpha = AcceptanceRate(settings.initial_alpha)
-        self.beta = TailExponent(settings.initial_beta)
+        self.outcomes = OutcomeEstimates(settings.allocation, settings.initial_alpha, settings.initial_beta)
         self.round_trip = SmoothedTime()
         self.verify = SmoothedTime()
         self._profile_at = profile_at
@@ -41,13 +40,6 @@ class Controller:
             return fixed_budget(self.settings.budget, gamma, sorted(step_ms))
         window_ms = self.window_ms if self.round_trip.known else float("inf")
         return plan_budget(window_ms, gamma, step_ms)
-
-    def allocation(self, plan: StepPlan, chain_length: int) -> list[int]:
-        """Branches by depth 0..chain_length, their sum the plan's number of branches."""
-        counts = allocate(
-            self.settings.allocation, plan.num_branches, chain_length, self.alpha.value, self.beta.value
-        )
-        return [int(count) for count in counts]
 
     def worth_a_step(self, now_ms: float, sent_ms: float, bucket: int) -> bool:
         """Whether to begin a growth step now, for a round sent at ``sent_ms``."""

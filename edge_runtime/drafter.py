@@ -33,9 +33,6 @@ from acespec.speculation import (
 )
 from acespec.wire import AcceptanceMode
 
-MAX_CANDIDATES = 512
-"""The draft truncates to its most likely tokens before anything else (DESIGN section 3)."""
-
 
 @dataclass(frozen=True)
 class DraftedToken:
@@ -45,6 +42,12 @@ class DraftedToken:
     row: CandidateRow
     weights: Weighted | None
     """Residual mode: the rounded distribution it was drawn from, exactly as sent."""
+
+    @property
+    def confidence(self) -> float:
+        """The draft's probability of it before top-k, top-p and min-p (of the logits at temperature 0)."""
+        index = np.searchsorted(self.row.ids, self.token)
+        return float(np.exp(self.row.scores[index]) / np.exp(self.row.scores).sum())
 
     @property
     def weight(self) -> int:
@@ -62,6 +65,10 @@ class Chain:
     @property
     def tokens(self) -> list[int]:
         return [d.token for d in self.drafted]
+
+    @property
+    def confidences(self) -> list[float]:
+        return [d.confidence for d in self.drafted]
 
     def __len__(self) -> int:
         return len(self.drafted)
@@ -96,7 +103,7 @@ class Drafter:
         """Draw the next token from one row of logits ``[vocab]``; ``before``: what precedes it, in parts."""
         rules = self.rules
         position = sum(len(part) for part in before)
-        row = candidate_row(logits, rules.params, self._counts(before), MAX_CANDIDATES)
+        row = candidate_row(logits, rules.params, self._counts(before))
         if rules.mode is AcceptanceMode.COUPLED:
             return DraftedToken(coupled_pick(row.distribution, rules.seed, position), row, None)
         weights = weighted(row.distribution, DRAFT_BITS)

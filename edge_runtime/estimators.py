@@ -65,6 +65,29 @@ class AcceptanceRate:
         return min(max(self._accepted / self._tests, 1e-3), 1.0 - 1e-3)
 
 
+class AcceptanceByConfidence:
+    """How often a drafted token is accepted, given the probability the draft gave it.
+
+    One rate for each of ``num_bins`` equal bins of probability. Before anything was seen a bin's rate lies
+    between the overall prior and its own probability: a draft that is sure is more often right.
+    """
+
+    def __init__(self, prior: float, num_bins: int = 8) -> None:
+        middles = [(index + 0.5) / num_bins for index in range(num_bins)]
+        self._bins = [AcceptanceRate((prior + middle) / 2.0) for middle in middles]
+
+    def observe(self, draft_prob: float, accepted: bool) -> None:
+        """One tested token."""
+        self._bin(draft_prob).observe(int(accepted), rejected=not accepted)
+
+    def value(self, draft_prob: float) -> float:
+        """The estimated acceptance of a token the draft gave ``draft_prob``."""
+        return self._bin(draft_prob).value
+
+    def _bin(self, draft_prob: float) -> AcceptanceRate:
+        return self._bins[min(int(draft_prob * len(self._bins)), len(self._bins) - 1)]
+
+
 class TailExponent:
     """The exponent beta of the candidate tail: P(rank > F | rejection) ~ F**-beta (paper, IV-C).
 
@@ -79,9 +102,9 @@ class TailExponent:
         self._count = prior_count
         self._log_sum = prior_count / prior
 
-    def observe(self, rank: int | None) -> None:
-        """The target's token had ``rank`` (1 is the best) among the candidates; None: beyond the horizon."""
-        if rank is None:
+    def observe(self, rank: int) -> None:
+        """The target's token had ``rank`` (1 is the best) among the candidates, or one past the horizon."""
+        if rank > self.horizon:
             self._log_sum += math.log(self.horizon)
         elif rank > 1:
             self._count += 1.0
@@ -95,14 +118,16 @@ class TailExponent:
 class StepTimes:
     """Profiled step times, corrected by what this run sees.
 
-    One factor per bucket, smoothed: the machine may be busier, hotter or faster than when it was profiled.
+    One smoothed factor per bucket: the machine may be busier, hotter or faster than when it was profiled. A
+    bucket not used yet takes the factor of all steps so far.
     """
 
     def __init__(self, profile_ms: Mapping[int, float], gain: float = 0.2) -> None:
         if not profile_ms:
             raise ValueError("the profile has no bucket")
         self._profile_ms = dict(profile_ms)
-        self._factor = dict.fromkeys(self._profile_ms, 1.0)
+        self._factors: dict[int, float] = {}
+        self._common_factor: float | None = None
         self._gain = gain
 
     def update_profile(self, profile_ms: Mapping[int, float]) -> None:
@@ -111,8 +136,13 @@ class StepTimes:
 
     def observe(self, bucket: int, step_ms: float) -> None:
         factor = step_ms / self._profile_ms[bucket]
-        self._factor[bucket] += self._gain * (factor - self._factor[bucket])
+        self._factors[bucket] = self._blend(self._factors.get(bucket, self._common_factor), factor)
+        self._common_factor = self._blend(self._common_factor, factor)
 
     def current(self) -> dict[int, float]:
         """Expected milliseconds of one step, by bucket."""
-        return {bucket: ms * self._factor[bucket] for bucket, ms in self._profile_ms.items()}
+        common = 1.0 if self._common_factor is None else self._common_factor
+        return {bucket: ms * self._factors.get(bucket, common) for bucket, ms in self._profile_ms.items()}
+
+    def _blend(self, old: float | None, new: float) -> float:
+        return new if old is None else old + self._gain * (new - old)

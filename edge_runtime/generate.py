@@ -62,7 +62,14 @@ async def generate(
     finally:
         await transport.close()
     assert session.finished is not None
-    estimates = {} if controller is None else {"alpha": controller.alpha.value, "beta": controller.beta.value}
+    estimates = (
+        {}
+        if controller is None
+        else {
+            "alpha": controller.outcomes.alpha.value,
+            "beta": controller.outcomes.beta.value,
+        }
+    )
     metrics = statistics.report(replace(transport.traffic), clock, estimates)
     return GenerationResult(session.committed[len(request.prompt) :], session.finished, metrics)
 

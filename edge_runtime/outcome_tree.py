@@ -57,6 +57,7 @@ class OutcomeTree:
         assert not sent.drafted or num_chain_rows == len(sent) - 1, "every chain token but the last has a row"
         self._parents: list[int] = list(range(-1, num_chain_rows - 1))
         self._full_acceptance_branches = 0
+        self._last_row: CandidateRow | None = None
 
     def plant(self, allocation: Sequence[int], max_chain: int, token_limit: int) -> None:
         """Choose the branches: ``allocation[k]`` outcomes with k accepted tokens, k = 0..len(chain).
@@ -69,6 +70,22 @@ class OutcomeTree:
             self._plant_at(accepted, drafted.row, int(allocation[accepted]), exclude=drafted.token)
         if self._sent.drafted and not self._drafter.ends(self._sent) and self._room(len(self._sent)) > 0:
             self._full_acceptance_branches = int(allocation[len(self._sent)])
+
+    def rank_of(self, outcome: Outcome, horizon: int) -> int | None:
+        """How ``outcome``'s token ranked among the candidates there, 1 the best; ``horizon`` + 1 beyond it.
+
+        None if growth never reached the row they come from.
+        """
+        accepted, token = outcome
+        if accepted < len(self._sent):
+            rejected = self._sent.drafted[accepted]
+            row, exclude = rejected.row, rejected.token
+        elif self._last_row is not None:
+            row, exclude = self._last_row, None
+        else:
+            return None
+        ranked = self._drafter.candidates(row, len(self._committed) + accepted, horizon, exclude)
+        return ranked.index(token) + 1 if token in ranked else horizon + 1
 
     def lookup(self, outcome: Outcome) -> Branch | None:
         """The branch for ``outcome`` if it has at least one token ready, else None: one dictionary access."""
@@ -132,8 +149,8 @@ class OutcomeTree:
         branch.chain.drafted.append(self._drafter.draw(logits, *before))
 
     def _plant_full_acceptance(self, logits: NDArray[np.float32]) -> None:
-        row = self._drafter.draw(logits, self._committed, self._sent.tokens).row
-        self._plant_at(len(self._sent), row, self._full_acceptance_branches, exclude=None)
+        self._last_row = self._drafter.draw(logits, self._committed, self._sent.tokens).row
+        self._plant_at(len(self._sent), self._last_row, self._full_acceptance_branches, exclude=None)
         self._full_acceptance_branches = 0
 
     def _plant_at(self, accepted: int, row: CandidateRow, count: int, exclude: int | None) -> None:

@@ -70,11 +70,11 @@ class RoundsPolicy:
         await session.send_round(chain)
         sent_ms = now_ms()
         tree = OutcomeTree(self._drafter, session.committed, chain, plan.bucket)
-        allocation = controller.allocation(plan, len(chain))
+        allocation = controller.outcomes.allocation(plan.num_branches, chain.confidences)
         tree.plant(allocation, controller.settings.gamma, session.token_limit)
         verdict, arrived_ms = await self._grow_until_verdict(session, tree, sent_ms, plan.bucket)
         resolution = await resolve(session, chain, verdict)
-        self._observe(session, chain, verdict, resolution, arrived_ms - sent_ms)
+        self._observe(session, tree, chain, verdict, resolution, arrived_ms - sent_ms)
         return self._go_on(session, tree, chain, resolution)
 
     async def _grow_until_verdict(
@@ -103,22 +103,24 @@ class RoundsPolicy:
         session.statistics.waiting_ms += now_ms() - started_ms
 
     def _observe(
-        self, session: EdgeSession, chain: Chain, verdict: Verdict, resolution: Resolution, round_ms: float
+        self,
+        session: EdgeSession,
+        tree: OutcomeTree,
+        chain: Chain,
+        verdict: Verdict,
+        resolution: Resolution,
+        round_ms: float,
     ) -> None:
         statistics, controller = session.statistics, self._controller
         statistics.round_trips_ms.append(controller.observe_round(round_ms, verdict.times))
         statistics.verify_ms.append(verdict.times.queue_ms + verdict.times.compute_ms)
-        accepted = resolution.accepted
-        controller.alpha.observe(accepted, resolution.rejected)
+        accepted, rejected = resolution.accepted, resolution.rejected
         statistics.accepted += accepted
-        statistics.tested += accepted + int(resolution.rejected)
-        if resolution.rejected and resolution.next_token is not None:
-            rejected = chain.drafted[accepted]
-            ranked = self._drafter.candidates(
-                rejected.row, len(session.committed) + accepted, controller.beta.horizon, rejected.token
-            )
-            found = resolution.next_token in ranked
-            controller.beta.observe(ranked.index(resolution.next_token) + 1 if found else None)
+        statistics.tested += accepted + int(rejected)
+        rank = None
+        if resolution.next_token is not None:
+            rank = tree.rank_of((accepted, resolution.next_token), controller.outcomes.horizon)
+        controller.outcomes.observe(chain.confidences, accepted, rejected, rank)
 
     def _go_on(
         self, session: EdgeSession, tree: OutcomeTree, chain: Chain, resolution: Resolution

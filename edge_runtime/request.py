@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from acespec.edge_runtime.budget import fixed_budget
-from acespec.speculation import SamplingParams
+from acespec.models import Pair
+from acespec.speculation import Allocation, SamplingParams
 from acespec.wire import MAX_CHAIN, AcceptanceMode
 
 
@@ -51,7 +52,7 @@ class DraftSettings:
     """Longest chain."""
     budget: int | None = None
     """Tree nodes a step, gamma included; None follows the network (DESIGN section 5)."""
-    allocation: str = "geometric"
+    allocation: Allocation = Allocation.GEOMETRIC
     initial_alpha: float = 0.6
     """Acceptance rate assumed before any token was checked."""
     initial_beta: float = 0.8
@@ -64,6 +65,16 @@ class DraftSettings:
             raise ValueError(
                 f"budget counts the chain too: it must be at least gamma ({self.gamma}), not {self.budget}"
             )
+
+    @classmethod
+    def recommended(cls, pair: Pair) -> DraftSettings:
+        """What is recommended for ``pair``."""
+        return cls(
+            gamma=pair.gamma,
+            allocation=pair.allocation,
+            initial_alpha=pair.initial_alpha,
+            initial_beta=pair.initial_beta,
+        )
 
     def check_buckets(self, buckets: Sequence[int]) -> None:
         """``ValueError`` if the budget needs a step wider than all ``buckets``; empty: no check."""

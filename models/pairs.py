@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from acespec.errors import AcespecError
-from acespec.speculation import SamplingParams
+from acespec.speculation import Allocation, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Pair:
     gamma: int
     """Tokens in a chain."""
     sampling: SamplingParams
-    allocation: str
+    allocation: Allocation
     buckets: tuple[int, ...]
     """Step widths the draft's engine is built for."""
     initial_alpha: float
@@ -51,7 +51,7 @@ _KNOWN = (
         draft="smollm2-135m-draft",
         gamma=4,
         sampling=SamplingParams(temperature=1.0, top_p=0.9),
-        allocation="geometric",
+        allocation=Allocation.GEOMETRIC,
         buckets=_BUCKETS,
         initial_alpha=0.6,
         initial_beta=1.0,
@@ -65,7 +65,7 @@ _KNOWN = (
         draft="qwen3-0.6b",
         gamma=6,
         sampling=_QWEN_SAMPLING,
-        allocation="geometric",
+        allocation=Allocation.GEOMETRIC,
         buckets=_BUCKETS,
         initial_alpha=0.7,
         initial_beta=1.0,
@@ -79,7 +79,7 @@ _KNOWN = (
         draft="qwen3-1.7b",
         gamma=4,
         sampling=_QWEN_SAMPLING,
-        allocation="geometric",
+        allocation=Allocation.GEOMETRIC,
         buckets=_BUCKETS,
         initial_alpha=0.75,
         initial_beta=1.0,
@@ -93,7 +93,7 @@ _KNOWN = (
         draft="llama-3.2-1b",
         gamma=6,
         sampling=_LLAMA_SAMPLING,
-        allocation="geometric",
+        allocation=Allocation.GEOMETRIC,
         buckets=_BUCKETS,
         initial_alpha=0.7,
         initial_beta=1.0,

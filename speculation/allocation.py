@@ -19,6 +19,8 @@ class Allocation(str, Enum):
     UNIFORM = "uniform"
     GEOMETRIC = "geometric"
     """The paper's closed form (section IV-C), with full acceptance reserved first (DESIGN section 4)."""
+    ADAPTIVE = "adaptive"
+    """The likeliest outcomes of this very chain: ``allocate_adaptive``."""
 
 
 def allocate(
@@ -29,10 +31,12 @@ def allocate(
     They sum to ``num_branches``, for ``single`` to at most 1.
     ``alpha`` is the probability that a drafted token is accepted, ``beta`` the power-law exponent of the
     residual (paper Eq. 11); only ``geometric`` reads them, and moves values at or beyond their limits (0 and
-    1; 0) just inside. Raises ``ValueError`` for a strategy that does not exist, or for a negative
-    ``num_branches`` or ``gamma``.
+    1; 0) just inside. Raises ``ValueError`` for a strategy that does not exist, for ``adaptive`` (which needs
+    to know the chain), or for a negative ``num_branches`` or ``gamma``.
     """
     strategy = Allocation(strategy)
+    if strategy is Allocation.ADAPTIVE:
+        raise ValueError("adaptive allocation looks at the chain: call allocate_adaptive")
     if num_branches < 0 or gamma < 0:
         raise ValueError(f"num_branches and gamma must not be negative: {num_branches}, {gamma}")
     if strategy is Allocation.SINGLE:

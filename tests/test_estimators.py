@@ -47,7 +47,7 @@ def test_tail_exponent_finds_the_exponent_it_was_fed(beta: float) -> None:
     ranks = np.ceil(generator.random(40_000) ** (-1.0 / beta)).astype(int)
     tail = TailExponent(prior=0.8)
     for rank in ranks:
-        tail.observe(int(rank) if rank <= tail.horizon else None)
+        tail.observe(min(int(rank), tail.horizon + 1))
     assert tail.value == pytest.approx(beta, rel=0.2)
 
 
@@ -61,9 +61,13 @@ def test_tail_exponent_ignores_how_often_the_first_candidate_wins() -> None:
 def test_step_times_scale_the_profile_by_what_is_seen() -> None:
     times = StepTimes({1: 10.0, 8: 20.0}, gain=0.5)
     times.observe(8, 40.0)
-    assert times.current() == {1: 10.0, 8: 30.0}
+    assert times.current() == {1: 20.0, 8: 40.0}, "an unused bucket takes the common factor"
+    times.observe(8, 20.0)
+    assert times.current() == {1: 15.0, 8: 30.0}
+    times.observe(1, 35.0)
+    assert times.current() == {1: 25.0, 8: 30.0}, "its first own sample blends with the common factor"
     times.update_profile({1: 11.0, 8: 22.0})
-    assert times.current() == {1: 11.0, 8: 33.0}
+    assert times.current() == pytest.approx({1: 27.5, 8: 33.0})
 
 
 def test_the_controller_separates_the_link_from_the_server_and_plans_from_their_sum() -> None:

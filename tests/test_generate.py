@@ -15,7 +15,7 @@ from acespec.bench.virtual_clock import run_virtual
 from acespec.cloud_verifier.acceptance import draws_at
 from acespec.edge_runtime.generate import GenerationResult
 from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest
-from acespec.speculation import SamplingParams, Weighted, propose
+from acespec.speculation import Allocation, SamplingParams, Weighted, propose
 from acespec.wire import AcceptanceMode, ErrorCode, SessionError, SparseTarget, TargetDraws
 from fake_draft import Table, TableDraftEngine, hashed_table, mixed
 from fake_target import TableTargetEngine
@@ -71,7 +71,7 @@ def run(
     seed=st.integers(0, 2**64 - 1),
     gamma=st.integers(1, 6),
     branches=st.none() | st.integers(0, 12),
-    allocation=st.sampled_from(["single", "uniform", "geometric"]),
+    allocation=st.sampled_from(Allocation),
     closeness=st.sampled_from([0.0, 0.5, 0.8, 1.0]),
     delays=st.lists(st.integers(0, 12), min_size=1, max_size=4),
     draft_context=st.sampled_from([2, 9, 512]),
@@ -84,7 +84,7 @@ def test_coupled_text_equals_cloud_only_text(
     seed: int,
     gamma: int,
     branches: int | None,
-    allocation: str,
+    allocation: Allocation,
     closeness: float,
     delays: list[int],
     draft_context: int,

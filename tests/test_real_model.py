@@ -21,7 +21,7 @@ from acespec.edge_runtime.request import DraftSettings, FinishReason, Generation
 from acespec.edge_runtime.text import encode_prompt
 from acespec.models import bundles_folder, load_tokenizer, resolve_model
 from acespec.models.manifest import Bundle, load_bundle
-from acespec.speculation import SamplingParams
+from acespec.speculation import Allocation, SamplingParams
 from acespec.wire import AcceptanceMode
 from in_process import generate_in_process, link_delay
 
@@ -52,9 +52,9 @@ SAMPLING = (
 )
 SETTINGS = (
     DraftSettings(gamma=4),
-    DraftSettings(gamma=6, budget=14, allocation="uniform"),
-    DraftSettings(gamma=2, budget=3, allocation="single"),
-    DraftSettings(gamma=5, budget=37),
+    DraftSettings(gamma=6, budget=14, allocation=Allocation.UNIFORM),
+    DraftSettings(gamma=2, budget=3, allocation=Allocation.SINGLE),
+    DraftSettings(gamma=5, budget=37, allocation=Allocation.ADAPTIVE),
 )
 DELAYS_MS = (5.0, 25.0, 100.0)
 NEW_TOKENS = 48
