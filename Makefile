@@ -66,6 +66,7 @@ endif
 
 $(READY): pyproject.toml requirements/dev.txt
 	@test -n "$(PYTHON)" || { echo 'Python 3.11, 3.12 or 3.13 with venv and pip is needed; PYTHON=... names one' >&2; exit 1; }
+	@echo 'Installing into .venv; the first time takes a few minutes.'
 	$(BIN)/python -c '' 2>/dev/null || "$(PYTHON)" -m venv --clear .venv
 	$(BIN)/pip install --quiet -c requirements/dev.txt setuptools
 	$(BIN)/pip install --quiet -c requirements/dev.txt --no-build-isolation -e '.[dev]'

@@ -107,11 +107,18 @@ def _report(traffic: Traffic) -> None:
 @click.option("-p", "--prompt", help="Another prompt than the built-in one.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=160, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=7, show_default=True)
+@click.option("--temperature", type=click.FloatRange(0.0, 100.0), default=0.3, show_default=True)
 @click.option("--rtt", type=click.FloatRange(min=0), default=50.0, show_default=True, help="Round trip, ms.")
 @click.option("--no-pace", is_flag=True, help="Let the verifier run as fast as this machine does.")
 @click.option("--prepare-only", is_flag=True, help="Fetch, derive and export what is missing, and stop.")
 def demo(
-    prompt: str | None, max_new_tokens: int, seed: int, rtt: float, no_pace: bool, prepare_only: bool
+    prompt: str | None,
+    max_new_tokens: int,
+    seed: int,
+    temperature: float,
+    rtt: float,
+    no_pace: bool,
+    prepare_only: bool,
 ) -> None:
     """Generate text through the whole system on this machine, and compare it with cloud-only decoding.
 
@@ -127,9 +134,14 @@ def demo(
     if prepare_only:
         show.prepare(lambda line: console.print(line, soft_wrap=True))
         return
-    options = show.DemoOptions(prompt or show.PROMPT, max_new_tokens, seed, rtt)
-    if no_pace:
-        options = dataclasses.replace(options, pace_forward_ms=None)
+    options = show.DemoOptions(
+        prompt or show.PROMPT,
+        max_new_tokens,
+        dataclasses.replace(show.SAMPLING, temperature=temperature),
+        seed,
+        round_trip_ms=rtt,
+        pace_forward_ms=None if no_pace else show.PAIR.target_step_ms,
+    )
     introduce(console, options)
     comparison = asyncio.run(
         _until_terminated(

@@ -19,9 +19,12 @@ from acespec.models import DEMO_PAIR, bundles_folder, load_tokenizer, model_fing
 from acespec.models.latency import machine_name
 from acespec.models.manifest import Bundle, BundleError, load_bundle
 from acespec.models.prepare import ensure_pair
+from acespec.speculation import SamplingParams
 
 PAIR = pair(DEMO_PAIR)
 PROMPT = "Explain to a curious child why the sky is blue during the day and red at sunset."
+SAMPLING = SamplingParams(temperature=0.3, top_p=0.9)
+"""So small a model rambles at temperature 1."""
 PRECISION = "int4"
 WARM_UP_TOKENS = 8
 REPORT_TIMEOUT_S = 30.0
@@ -35,6 +38,7 @@ class DemoOptions:
 
     prompt: str = PROMPT
     max_new_tokens: int = 160
+    sampling: SamplingParams = SAMPLING
     seed: int = 7
     round_trip_ms: float = 50.0
     pace_forward_ms: float | None = PAIR.target_step_ms
@@ -152,7 +156,7 @@ async def _run(
         prompt=encode_prompt(tokenizer, bundle, options.prompt, chat=True),
         end_token_ids=bundle.manifest.end_token_ids,
         max_new_tokens=max_new_tokens,
-        sampling=PAIR.sampling,
+        sampling=options.sampling,
         seed=options.seed,
     )
     settings = DraftSettings.recommended(PAIR)

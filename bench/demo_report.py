@@ -27,7 +27,12 @@ def introduce(console: Console, options: DemoOptions) -> None:
             "as Llama-3.1-70B on four A100s in the AceSpec paper. A target as small as this one runs faster "
             "here than the large ones people have in the cloud; --no-pace shows the bare machine."
         )
-    console.print(f"\nPrompt: [italic]{options.prompt}[/]")
+    sampling = options.sampling
+    console.print(
+        f"\nPrompt: [italic]{options.prompt}[/]\n"
+        f"Temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, seed {options.seed}, "
+        f"at most {options.max_new_tokens} tokens."
+    )
 
 
 def verdict(comparison: Comparison) -> str:

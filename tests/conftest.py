@@ -42,7 +42,7 @@ class EdgeAwareModule(pytest.Module):
 
     def _getobj(self) -> object:
         try:
-            return super()._getobj()
+            return super()._getobj()  # type: ignore[no-untyped-call]
         except self.CollectError as error:
             cause = error.__cause__
             if isinstance(cause, ModuleNotFoundError) and (cause.name or "").split(".")[0] in CLOUD_MODULES:

@@ -105,7 +105,7 @@ def test_identical_texts_are_said_to_be_so_with_the_ratio_of_speeds() -> None:
 def test_texts_that_differ_are_called_a_bug() -> None:
     comparison = Comparison(DemoOptions(), make_run([1, 2], 9.0), make_run([1, 3], 6.0))
     assert not comparison.identical
-    assert shown(verdict(comparison)).startswith("The texts differ")
+    assert shown(verdict(comparison)).startswith("The texts differ: that is a bug")
 
 
 def test_the_tables_show_the_runs_figures() -> None:
