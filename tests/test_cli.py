@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
 
 from acespec import cli
 from acespec.errors import AcespecError
+from acespec.models import MODELS
 
 
 def run_acespec(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -78,6 +82,29 @@ def test_a_missing_module_that_no_extra_brings_is_a_bug(monkeypatch: pytest.Monk
     monkeypatch.setattr(cli, "acespec", lambda **_: (_ for _ in ()).throw(error))
     with pytest.raises(ModuleNotFoundError):
         cli.main()
+
+
+def readme_commands() -> list[list[str]]:
+    """The words of every ``acespec`` command shown in the README, comments left out."""
+    text = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+    return [shlex.split(line, comments=True) for line in re.findall(r"^\$ acespec (.*)$", text, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("words", readme_commands(), ids=" ".join)
+def test_the_readmes_commands_exist_with_their_options(words: list[str]) -> None:
+    pytest.importorskip("torch")
+    group: click.Command = cli.acespec
+    context = click.Context(group)
+    while isinstance(group, click.Group):
+        found = group.get_command(context, words.pop(0))
+        assert found is not None
+        group = found
+    group.make_context(group.name, words)  # parses, and runs nothing
+
+
+def test_the_readme_derives_the_demos_draft() -> None:
+    (derive,) = [words for words in readme_commands() if "derive-draft" in words]
+    assert f"acespec {' '.join(derive)}" == MODELS["smollm2-135m-draft"].fetch_command
 
 
 def test_every_module_an_extra_is_said_to_bring_exists() -> None:
