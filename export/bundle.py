@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from acespec.errors import AcespecError
 from acespec.export.check import GraphRunner, branching_probe, causal_probe, compare_logits, torch_logits
 from acespec.export.graph import OPSET, interface, save_graph, trace_graph, use_matrix_products
-from acespec.export.options import DEFAULT_BUCKETS, DEFAULT_CONTEXT, PRECISIONS, checked_buckets
+from acespec.export.options import DEFAULT_BUCKETS, DEFAULT_CONTEXT, ExportOptions
 from acespec.export.quantize import quantize_decoder, quantize_graph
 from acespec.export.staging import replaced_bundle
 from acespec.models.chat import ChatTemplate, load_chat_template
@@ -61,7 +61,6 @@ class WrittenGraph:
 
     shape: DecoderShape
     variant: GraphVariant
-    files: tuple[Path, ...]
 
 
 def export_bundle(
@@ -79,18 +78,15 @@ def export_bundle(
     positions the model knows. Raises ``AcespecError``: `UnsupportedModelError`, `ExportShapeError`,
     `ExportToleranceError`, or one that names the argument or file at fault.
     """
-    widths = checked_buckets(buckets)
-    if precision not in PRECISIONS:
-        raise AcespecError(f"there is no precision {precision!r}; choose one of {', '.join(PRECISIONS)}")
-    if context < 1:
-        raise AcespecError(f"the context must be at least 1, not {context}")
+    options = ExportOptions(tuple(buckets), precision, context)
     with replaced_bundle(out) as folder:
         texts = _write_texts(model_folder, folder)
         progress("loading the model")
         model = load_decoder(model_folder)
-        graph = _write_graph(model, folder, texts, widths, precision, progress)
-        progress("hashing the files")
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or context
+        max_context = min(context, positions)
+        graph = _write_graph(model, folder, texts, max_context, options, progress)
+        progress("hashing the files")
         manifest = BundleManifest(
             model_name=model_folder.name,
             source_fingerprint=model_fingerprint(model_folder),
@@ -104,7 +100,7 @@ def export_bundle(
             num_layers=graph.shape.num_layers,
             num_kv_heads=graph.shape.num_kv_heads,
             head_dim=graph.shape.head_dim,
-            max_context=min(context, positions),
+            max_context=max_context,
             precision=precision,
             graphs=(graph.variant,),
             file_sha256={file.name: file_sha256(file) for file in sorted(folder.iterdir())},
@@ -129,31 +125,31 @@ def _write_graph(
     model: PreTrainedModel,
     folder: Path,
     texts: Texts,
-    buckets: tuple[int, ...],
-    precision: str,
+    max_context: int,
+    options: ExportOptions,
     progress: Progress,
 ) -> WrittenGraph:
     """Trace, quantise, write and check the portable graph."""
     vocab_size = texts.vocab_size
     decoder = ExportableDecoder(model, vocab_size)
-    probe = branching_probe(np.random.default_rng(0).integers(0, vocab_size, PROBE_TOKENS))
-    sample = causal_probe(texts.sample_ids)
+    probe = branching_probe(np.resize(texts.sample_ids, PROBE_TOKENS))
+    sample = causal_probe(texts.sample_ids[:max_context])
     progress("running PyTorch, the reference")
     expected = torch_logits(model, probe, vocab_size)
     likeliest = torch_logits(model, sample, vocab_size).argmax(axis=1)
 
     use_matrix_products(decoder)
     matrices = {}
-    if precision != "fp32":
-        progress(f"quantising the weights to {precision}")
-        matrices = quantize_decoder(decoder, precision)
+    if options.precision != "fp32":
+        progress(f"quantising the weights to {options.precision}")
+        matrices = quantize_decoder(decoder, options.precision)
         expected = torch_logits(model, probe, vocab_size)
 
     progress("tracing the graph")
     traced = trace_graph(decoder)
     quantize_graph(traced, matrices)
     file = folder / GRAPH_FILE
-    weights = save_graph(traced, file)
+    save_graph(traced, file)
 
     progress("checking the graph against PyTorch")
     inputs, outputs = interface(decoder.shape, vocab_size)
@@ -168,8 +164,8 @@ def _write_graph(
     variant = GraphVariant(
         name="portable",
         opset=OPSET,
-        bucket_files=dict.fromkeys(buckets, file.name),
+        bucket_files=dict.fromkeys(options.buckets, file.name),
         inputs=inputs,
         outputs=outputs,
     )
-    return WrittenGraph(decoder.shape, variant, (file, weights))
+    return WrittenGraph(decoder.shape, variant)

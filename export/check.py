@@ -17,8 +17,9 @@ from acespec.errors import AcespecError
 from acespec.models.manifest import TensorSpec
 
 MASKED = -1e4
-TOLERANCE = 1e-3
-"""Largest difference of a logit at float32; two correct float32 runs of a 30-layer model differ by ~1e-4."""
+TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-4
+"""A logit may differ by the first, or by the second times the largest logit if that is more. Two correct
+float32 runs of a 30-layer model whose logits reach 40 differ by 1e-4, and by up to 8e-4 with int4 weights."""
 
 
 class ExportShapeError(AcespecError):
@@ -128,20 +129,19 @@ def torch_logits(model: PreTrainedModel, probe: Probe, vocab_size: int) -> NDArr
     return logits
 
 
-def compare_logits(
-    actual: NDArray[np.float32], expected: NDArray[np.float32], graph: Path, tolerance: float = TOLERANCE
-) -> float:
+def compare_logits(actual: NDArray[np.float32], expected: NDArray[np.float32], graph: Path) -> float:
     """Largest absolute difference. Raises `ExportShapeError` or `ExportToleranceError`."""
     if actual.shape != expected.shape:
         raise ExportShapeError(
             f"{graph.name} returns logits of shape {actual.shape}, PyTorch {expected.shape}; "
             "please report the model's architecture"
         )
-    # A NaN must not pass: it compares false with everything.
+    tolerance = max(TOLERANCE, RELATIVE_TOLERANCE * float(np.max(np.abs(expected))))
     difference = float(np.max(np.abs(actual - expected)))
+    # A NaN must not pass: it compares false with everything.
     if not difference <= tolerance:
         raise ExportToleranceError(
-            f"{graph.name} differs from PyTorch by {difference:.2e} in a logit, allowed are {tolerance:.0e}; "
+            f"{graph.name} differs from PyTorch by {difference:.2e} in a logit, allowed are {tolerance:.1e}; "
             "please report the model's architecture"
         )
     return difference

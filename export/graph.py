@@ -139,8 +139,6 @@ def quiet_exporter() -> Iterator[None]:
             exporter_log.setLevel(level)
 
 
-def save_graph(model: onnx_ir.Model, file: Path) -> Path:
-    """Write ``file`` and beside it its weights; returns the weights' path."""
-    weights = file.with_name(f"{file.name}.data")
-    onnx_ir.save(model, file, external_data=weights.name)
-    return weights
+def save_graph(model: onnx_ir.Model, file: Path) -> None:
+    """Write ``file``, and beside it its weights as ``file.data``."""
+    onnx_ir.save(model, file, external_data=f"{file.name}.data")
