@@ -137,7 +137,7 @@ def demo(
     options = show.DemoOptions(
         prompt or show.PROMPT,
         max_new_tokens,
-        dataclasses.replace(show.SAMPLING, temperature=temperature),
+        dataclasses.replace(show.PAIR.sampling, temperature=temperature),
         seed,
         round_trip_ms=rtt,
         pace_forward_ms=None if no_pace else show.PAIR.target_step_ms,
@@ -163,8 +163,16 @@ def demo(
 async def _until_terminated(main: Coroutine[Any, Any, T]) -> T:
     """Run ``main``; SIGTERM cancels it, so that it stops what it started."""
     task = asyncio.ensure_future(main)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    terminated = asyncio.Event()
+
+    def terminate() -> None:
+        terminated.set()
+        task.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
     try:
         return await task
     except asyncio.CancelledError:
-        raise SystemExit(128 + signal.SIGTERM) from None
+        if terminated.is_set():
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise

@@ -23,9 +23,7 @@ from acespec.speculation import SamplingParams
 
 PAIR = pair(DEMO_PAIR)
 PROMPT = "Explain to a curious child why the sky is blue during the day and red at sunset."
-SAMPLING = SamplingParams(temperature=0.3, top_p=0.9)
-"""So small a model rambles at temperature 1."""
-PRECISION = "int4"
+PRECISION = "int8"
 WARM_UP_TOKENS = 8
 REPORT_TIMEOUT_S = 30.0
 DRAFT_THREADS = 1
@@ -38,7 +36,7 @@ class DemoOptions:
 
     prompt: str = PROMPT
     max_new_tokens: int = 160
-    sampling: SamplingParams = SAMPLING
+    sampling: SamplingParams = PAIR.sampling
     seed: int = 7
     round_trip_ms: float = 50.0
     pace_forward_ms: float | None = PAIR.target_step_ms

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
+from acespec.edge_runtime.outcome_estimates import OutcomeEstimates
 from acespec.errors import AcespecError
 from acespec.models import DEMO_PAIR, MODELS, PAIRS, Pair, pair
-from acespec.speculation import allocate
 
 TABLE_I_TOKENS_PER_SECOND = {"qwen3-32b": 13.89, "llama-3.1-70b": 6.87}
 """Autoregressive rates of the paper's Table I on GSM8K."""
@@ -25,9 +24,10 @@ def test_a_pair_names_known_models_and_settings_that_work(known: Pair) -> None:
     assert 0 < known.initial_alpha < 1
     assert known.initial_beta > 0
     assert known.draft_step_ms < known.target_step_ms
-    branches = allocate(known.allocation, 12, known.gamma, known.initial_alpha, known.initial_beta)
-    assert branches.shape == (known.gamma + 1,)
-    assert np.sum(branches) == 12
+    outcomes = OutcomeEstimates(known.allocation, known.initial_alpha, known.initial_beta)
+    branches = outcomes.allocation(12, [0.5] * known.gamma)
+    assert len(branches) == known.gamma + 1
+    assert sum(branches) == 12
 
 
 def test_target_steps_are_those_of_the_papers_table() -> None:
