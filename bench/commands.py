@@ -144,7 +144,7 @@ def demo(
     )
     introduce(console, options)
     comparison = asyncio.run(
-        _until_terminated(
+        until_terminated(
             show.compare(
                 options,
                 on_stage=lambda stage: console.print(f"\n[bold cyan]{stage}[/]"),
@@ -160,7 +160,7 @@ def demo(
         raise SystemExit(1)
 
 
-async def _until_terminated(main: Coroutine[Any, Any, T]) -> T:
+async def until_terminated(main: Coroutine[Any, Any, T]) -> T:
     """Run ``main``; SIGTERM cancels it, so that it stops what it started."""
     task = asyncio.ensure_future(main)
     terminated = asyncio.Event()

@@ -18,6 +18,7 @@ from rich.console import Console
 
 pytest.importorskip("torch", reason="the demo runs every part")
 
+from acespec.bench.commands import until_terminated
 from acespec.bench.demo import Comparison, DemoOptions, Run
 from acespec.bench.demo_report import comparison_table, introduce, time_table, verdict
 from acespec.bench.processes import Service
@@ -73,6 +74,22 @@ async def test_a_service_that_dies_is_noticed_when_its_next_line_is_wanted() -> 
         os.kill(process_id(service), signal.SIGKILL)
         with pytest.raises(AcespecError, match="'acespec wan-relay' ended: it said nothing"):
             await service.line()
+
+
+def test_sigterm_lets_what_was_started_be_stopped() -> None:
+    stopped = []
+
+    async def run_for_ever() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append("services")
+
+    with pytest.raises(SystemExit) as exit_status:
+        asyncio.run(until_terminated(run_for_ever()))
+    assert exit_status.value.code == 128 + signal.SIGTERM
+    assert stopped == ["services"]
 
 
 def make_run(tokens: list[int], tokens_per_s: float, **changes: float) -> Run:
