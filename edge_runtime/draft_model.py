@@ -11,6 +11,7 @@ import numpy as np
 from acespec.compute import StepRunner, ThreadRunner
 from acespec.edge_runtime.controller import ProfileAt
 from acespec.edge_runtime.engine import DraftEngine
+from acespec.models.latency import machine_name
 from acespec.models.manifest import Bundle
 
 logger = logging.getLogger(__name__)
@@ -28,26 +29,42 @@ class DraftModel:
 def load_draft(bundle: Bundle, threads: int) -> DraftModel:
     """Load the bundle's engine on ONNX Runtime, with ``threads`` threads.
 
-    Step times come from the bundle's profile; where it has none a few steps are measured now. Raises
-    ``AcespecError`` if the graph cannot be run here.
+    Raises ``AcespecError`` if the graph cannot be run here.
     """
     from acespec.edge_runtime.ort_engine import OnnxRuntimeEngine  # needs onnxruntime: only when asked for
 
     engine = OnnxRuntimeEngine(bundle, threads)
-    runner = ThreadRunner("draft")
+    return DraftModel(engine, step_times(bundle, engine, threads), ThreadRunner("draft"))
+
+
+def step_times(bundle: Bundle, engine: DraftEngine, threads: int) -> ProfileAt:
+    """How long ``engine``'s steps take: as the bundle's profile says, else as a few steps take now.
+
+    A profile measured on another machine or with another number of threads is used, with a warning: the
+    session corrects it as it goes.
+    """
     profile = bundle.manifest.latency
-    if profile is not None and set(engine.buckets) <= set(profile.buckets):
-        known = profile
-        return DraftModel(
-            engine, lambda context: {b: known.step_ms(b, context) for b in engine.buckets}, runner
+    remedy = f"acespec profile {bundle.folder} --threads {threads}"
+    if profile is None or not set(engine.buckets) <= set(profile.buckets):
+        logger.warning(
+            "%s has no latency profile, measuring a few steps instead; make one with: %s",
+            bundle.folder,
+            remedy,
         )
-    logger.warning(
-        "%s has no latency profile, measuring a few steps instead; make one with: acespec profile %s",
-        bundle.folder,
-        bundle.folder,
-    )
-    measured = measured_profile(engine)
-    return DraftModel(engine, lambda _: measured, runner)
+        measured = measured_profile(engine)
+        return lambda _: measured
+    if (profile.machine, profile.threads) != (machine_name(), threads):
+        logger.warning(
+            "the latencies in %s were measured on %s with %d threads, this is %s with %d; "
+            "measure them here with: %s",
+            bundle.folder,
+            profile.machine,
+            profile.threads,
+            machine_name(),
+            threads,
+            remedy,
+        )
+    return lambda context: {bucket: profile.step_ms(bucket, context) for bucket in engine.buckets}
 
 
 def measured_profile(engine: DraftEngine, repeats: int = 3) -> dict[int, float]:
