@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from types import TracebackType
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -12,6 +14,8 @@ from acespec.errors import AcespecError
 from acespec.wire import ErrorCode, LinkBytes, SessionError
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.verifier_pb2_grpc import VerifierStub
+
+T = TypeVar("T")
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     # NAT tables forget a silent TCP connection after a few minutes: ping before that.
@@ -70,6 +74,8 @@ class GrpcTransport:
         self._call = call
         self._address = address
         self._traffic = LinkBytes()
+        self._status: tuple[grpc.StatusCode, str] | None = None
+        call.add_done_callback(self._note_status)
 
     @property
     def traffic(self) -> LinkBytes:
@@ -95,10 +101,21 @@ class GrpcTransport:
     async def close(self) -> None:
         self._call.cancel()
 
+    def _note_status(self, _: object) -> None:
+        """Keep the status the stream ended with, at the moment it is there.
+
+        grpc.aio puts an INTERNAL of its own in its place if a message was being written meanwhile.
+        """
+        self._status = self._status or (
+            result_at_once(self._call.code()),
+            result_at_once(self._call.details()),
+        )
+
     async def _reason(self) -> SessionError:
         """Why the stream is over, from its gRPC status."""
-        status = await self._call.code()
-        detail = await self._call.details()
+        await self._call.code()  # waits for the end
+        assert self._status is not None
+        status, detail = self._status
         if status is grpc.StatusCode.OK:
             return SessionError(
                 ErrorCode.UNAVAILABLE, f"the verifier at {self._address} ended the session early; try again"
@@ -111,3 +128,13 @@ class GrpcTransport:
         known = {code.value for code in ErrorCode}
         code = ErrorCode(status.name) if status.name in known else ErrorCode.INTERNAL
         return SessionError(code, f"the verifier refused: {detail}")
+
+
+def result_at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that has nothing to wait for, without giving other tasks a turn."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("the coroutine waits for something")
