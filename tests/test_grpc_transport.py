@@ -19,6 +19,13 @@ VOCAB = 16
 RACES = 200
 
 
+async def write_rounds(client: VerifierClient) -> None:
+    """One after the other, until that fails."""
+    while True:
+        await client.send(client.next_round([]))
+        await asyncio.sleep(0)
+
+
 async def test_a_refusal_that_meets_a_message_on_its_way_keeps_its_reason() -> None:
     """Rounds are written until the refusal is there, so that it often arrives during a write."""
     target = TableTargetEngine(hashed_table(VOCAB, salt=3), VOCAB)
@@ -30,9 +37,7 @@ async def test_a_refusal_that_meets_a_message_on_its_way_keeps_its_reason() -> N
             client = VerifierClient(channel.session(), open_request(target, [1], model="other"))
             await client.begin()
             with pytest.raises(SessionError) as caught:
-                while True:
-                    await client.send(client.next_round([]))
-                    await asyncio.sleep(0)
+                await write_rounds(client)
             reasons[caught.value.code] += 1
             await client.link.close()
     await server.stop(0.0)
