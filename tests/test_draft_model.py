@@ -27,13 +27,18 @@ def profiled(machine: str, threads: int, buckets: tuple[int, ...] = BUCKETS) -> 
     return dataclasses.replace(bundle, manifest=bundle.manifest.model_copy(update={"latency": latency}))
 
 
+def remarks(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """What the draft's loading said; the export of the tiny bundle may have logged before."""
+    return [record for record in caplog.records if record.name == "acespec.edge_runtime.draft_model"]
+
+
 def test_step_times_are_the_profiles_without_a_word_on_the_machine_it_was_made_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     draft = load_draft(profiled(machine_name(), threads=1), threads=1)
     draft.runner.close()
     assert draft.profile_at(20) == {1: 21.0, 4: 24.0, 16: 36.0}
-    assert not caplog.records
+    assert not remarks(caplog)
 
 
 @pytest.mark.parametrize(("machine", "threads"), [("another machine, 12 cores", 1), (machine_name(), 3)])
@@ -44,7 +49,7 @@ def test_a_profile_of_other_circumstances_is_used_with_one_warning(
     draft = load_draft(bundle, threads=1)
     draft.runner.close()
     assert draft.profile_at(20) == {1: 21.0, 4: 24.0, 16: 36.0}
-    (record,) = caplog.records
+    (record,) = remarks(caplog)
     assert record.levelno == logging.WARNING
     assert f"measured on {machine} with {threads} threads" in record.getMessage()
     assert record.getMessage().endswith(f"acespec profile {bundle.folder} --threads 1")
