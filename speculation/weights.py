@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from acespec.speculation.distribution import Distribution
+from acespec.speculation.selection import largest
 
 DRAFT_BITS = 16
 """Draft weights sum to 2^16: the draft may be any distribution, so rounding it costs no exactness."""
@@ -29,27 +30,15 @@ def round_to_weights(probs: NDArray[np.float64], bits: int) -> NDArray[np.int64]
     Largest remainder, ties to the lower index. ``probs`` sum to 1 along the last axis up to float64 rounding.
     """
     shares = probs * float(1 << bits)
-    weights = np.floor(shares)
-    missing = float(1 << bits) - weights.sum(axis=-1, keepdims=True)
-    rounded: NDArray[np.int64] = (weights + largest(shares - weights, missing)).astype(np.int64)
+    rounded: NDArray[np.int64] = np.floor(shares).astype(np.int64)
+    remainders = shares - rounded
+    for row in np.ndindex(probs.shape[:-1]):
+        missing = (1 << bits) - int(rounded[row].sum())
+        if missing > 0:
+            # Not a sort: at top-p 1 every row of a round has tens of thousands of remainders.
+            rounded[row][largest(remainders[row], missing)] += 1
     assert (rounded.sum(axis=-1) == 1 << bits).all(), "probabilities do not sum to 1"
     return rounded
-
-
-def largest(values: NDArray[np.float64], counts: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Mark the ``counts`` ``[..., 1]`` largest of each row ``values`` ``[..., n]``, ties to the lower index.
-
-    Linear in n: at top-p 1 every row of a round has tens of thousands of values, and sorting them takes
-    several times as long.
-    """
-    n = values.shape[-1]
-    rank = np.clip(n - counts, 0, n - 1).astype(np.int64)
-    least = np.take_along_axis(np.partition(values, np.unique(rank), axis=-1), rank, axis=-1)
-    above = values > least
-    tied = values == least
-    room = counts - above.sum(axis=-1, keepdims=True)
-    marked: NDArray[np.bool_] = above | (tied & (np.cumsum(tied, axis=-1) <= room))
-    return marked
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from acespec.speculation import (
     target_bits,
     weighted,
 )
-from acespec.speculation.weights import largest
 
 probabilities = (
     st.lists(st.integers(0, 1000), min_size=1, max_size=40)
@@ -63,17 +62,6 @@ def test_a_large_support_full_of_ties_is_rounded_as_exactly() -> None:
     parts = np.random.default_rng(1).integers(1, 6, size=26_000)
     probs = parts / parts.sum()
     assert round_to_weights(probs, 29).tolist() == largest_remainder(probs, 29)
-
-
-@given(st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=6), st.data())
-def test_the_largest_of_each_row_are_those_a_stable_sort_puts_first(
-    values: list[list[int]], data: st.DataObject
-) -> None:
-    counts = [data.draw(st.integers(0, 5)) for _ in values]
-    marked = largest(np.array(values, np.float64), np.array(counts, np.float64)[:, None])
-    for row, count, found in zip(values, counts, marked, strict=True):
-        first = sorted(range(5), key=lambda i: (-row[i], i))[:count]
-        assert np.flatnonzero(found).tolist() == sorted(first)
 
 
 @pytest.mark.parametrize(
