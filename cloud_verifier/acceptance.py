@@ -58,7 +58,7 @@ def verify_coupled(
     first_position: int,
     end_token_ids: Collection[int],
 ) -> Decision:
-    """Accept chain tokens as long as each equals the target's own pick (DESIGN section 3, ``coupled``).
+    """Accept chain tokens as long as each equals the target's own pick (coupled mode, docs/exactness.md).
 
     ``counts`` holds the committed tokens; it is needed with penalties only and left as it was.
     """
@@ -86,7 +86,7 @@ def verify_residual(
     first_position: int,
     end_token_ids: Collection[int],
 ) -> Decision:
-    """Accept each chain token with probability ``min(1, target_prob / draft_prob)`` (DESIGN section 3).
+    """Accept each chain token with probability ``min(1, target_prob / draft_prob)`` (docs/exactness.md).
 
     ``draft_weights`` ``[gamma]`` are the tokens' weights, out of ``2**16``, in the distributions they were
     sampled from. The target is rounded to integer weights before anything is decided. After full acceptance

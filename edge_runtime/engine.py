@@ -13,8 +13,8 @@ class DraftEngine(Protocol):
     """A draft model with one key/value buffer of rows.
 
     A row holds the keys and values of one token. Committed rows are contiguous from 0; chain rows and tree
-    rows follow in the order they were computed (DESIGN section 4). The engine neither knows nor cares which
-    rows are which: the mask says what each token may attend to.
+    rows follow in the order they were computed. The engine neither knows nor cares which rows are which: the
+    mask says what each token may attend to.
     """
 
     @property

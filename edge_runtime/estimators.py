@@ -1,6 +1,6 @@
 """Online estimates the controller decides from: times, acceptance and the tail of the candidates.
 
-In residual mode estimates must not look at draws they help to decide about (DESIGN section 3): every
+In residual mode estimates must not look at draws they help to decide about (docs/exactness.md): every
 estimator here is fed only with what a verdict made final, up to and including the first rejection.
 """
 

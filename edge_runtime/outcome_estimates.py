@@ -1,6 +1,6 @@
 """What rounds are expected to end in, learned from how they ended, and the branches that follow from it.
 
-In residual mode this must not look at draws it helps to decide about (DESIGN section 3): it is fed only with
+In residual mode this must not look at draws it helps to decide about (docs/exactness.md): it is fed only with
 what a verdict made final, up to and including the first rejection, and decides about cached branches alone.
 """
 

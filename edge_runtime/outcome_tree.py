@@ -1,4 +1,4 @@
-"""The outcome tree: drafted continuations keyed by how the round under way may end (DESIGN sections 2 and 4).
+"""The outcome tree: drafted continuations keyed by how the round under way may end.
 
 A branch belongs to one outcome ``(accepted, next_token)``; it holds the chain that will be sent if the round
 ends that way. Looking an outcome up is one dictionary access.

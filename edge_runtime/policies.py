@@ -57,7 +57,7 @@ class RoundsPolicy:
     def _chain_length(self, session: EdgeSession) -> int | None:
         """How many tokens the next chain has; None if the draft model can take no more context.
 
-        It depends on lengths alone, never on drawn tokens (DESIGN section 3).
+        It depends on lengths alone, never on drawn tokens (docs/exactness.md).
         """
         room = self._drafter.max_chain(len(session.committed))
         return min(self._controller.settings.gamma, session.remaining - 1, room) if room >= 1 else None

@@ -16,7 +16,7 @@ WARM_UP_STEPS = 2
 
 
 def profile_contexts(max_context: int, widest: int) -> tuple[int, ...]:
-    """Context lengths to measure: `CONTEXTS` as far as a widest step fits behind, and the last one it does."""
+    """Context lengths to measure: `CONTEXTS` as far as a widest step fits behind, and the last that has room."""
     last = max(max_context - widest, 0)
     return (*(context for context in CONTEXTS if context < last), last)
 

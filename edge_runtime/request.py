@@ -51,7 +51,7 @@ class DraftSettings:
     gamma: int = 4
     """Longest chain."""
     budget: int | None = None
-    """Tree nodes a step, gamma included; None follows the network (DESIGN section 5)."""
+    """Tree nodes a step, gamma included; None follows the network (paper Eq. 5)."""
     allocation: Allocation = Allocation.GEOMETRIC
     initial_alpha: float = 0.6
     """Acceptance rate assumed before any token was checked."""

@@ -1,4 +1,4 @@
-"""What a generation measured: the metrics of DESIGN section 9, collected as it runs."""
+"""What a generation measured, collected as it runs."""
 
 from __future__ import annotations
 

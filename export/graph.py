@@ -1,4 +1,4 @@
-"""From an exportable decoder to the portable graph: opset 21, standard operators only (DESIGN section 7)."""
+"""From an exportable decoder to the portable graph: opset 21, standard operators only."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Allocation(str, Enum):
     """One branch, below full acceptance: the chain drafted on."""
     UNIFORM = "uniform"
     GEOMETRIC = "geometric"
-    """The paper's closed form (section IV-C), with full acceptance reserved first (DESIGN section 4)."""
+    """The paper's closed form (section IV-C), with full acceptance reserved first (docs/architecture.md)."""
     ADAPTIVE = "adaptive"
     """The likeliest outcomes of this very chain: ``allocate_adaptive``."""
 

@@ -1,7 +1,7 @@
 """Shared randomness: every draw is a pure function of what it decides, so both sides and every replay agree.
 
 A draw is keyed by ``(seed, purpose, absolute position, index)``; the index is a token id or a draw's number
-(DESIGN section 3). The fields go through a full 64-bit mixer one after the other. A sum of fields would let
+(docs/exactness.md). The fields go through a full 64-bit mixer one after the other. A sum of fields would let
 two different keys meet in the same draw.
 """
 

@@ -1,4 +1,4 @@
-"""The tree mask: which rows a new token may attend to (DESIGN section 4, the paper's Fig. 4)."""
+"""The tree mask: which rows a new token may attend to (the paper's Fig. 4)."""
 
 from __future__ import annotations
 

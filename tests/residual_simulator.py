@@ -1,4 +1,4 @@
-"""Residual mode by the rules of DESIGN sections 2 and 3, for very many sequences at once, without a network.
+"""Residual mode by the rules of docs/exactness.md, for very many sequences at once, without a network.
 
 Models are tables: ``table[a, b]`` are the logits ``[V]`` after the tokens a, b. Everything that decides a
 token is a production function of ``acespec.speculation``; only the rounds' bookkeeping is written here, once

@@ -1,4 +1,4 @@
-"""Residual mode is exact: three consecutive tokens jointly follow the rounded target (DESIGN section 3)."""
+"""Residual mode is exact: three consecutive tokens jointly follow the rounded target."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SEQ_MODULUS = 64
 
 
 class AcceptanceMode(str, Enum):
-    """How the cloud decides on a drafted token (DESIGN section 3)."""
+    """How the cloud decides on a drafted token (docs/exactness.md)."""
 
     COUPLED = "coupled"
     RESIDUAL = "residual"

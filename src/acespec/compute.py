@@ -1,7 +1,7 @@
 """Where model steps run: the one seam between the event loop and the compute it waits for.
 
 Time is always the running loop's (``asyncio.get_running_loop().time()``), so a loop with simulated time and a
-runner that sleeps for the modelled latency turn the same code into a simulation (DESIGN section 9).
+runner that sleeps for the modelled latency turn the same code into a simulation.
 """
 
 from __future__ import annotations
