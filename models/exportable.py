@@ -174,9 +174,7 @@ class ExportableDecoder(nn.Module):
         try:
             self.model.set_attn_implementation(ATTENTION_NAME)
             logits = self._run(tokens, positions, torch.zeros(1, 1, 2, 2), cache)
-        except (
-            Exception
-        ) as error:  # foreign code may raise anything; the reader needs the architecture's name
+        except Exception as error:  # foreign code may raise anything
             raise UnsupportedModelError(architecture, " ".join(str(error).split())) from error
         if logits.shape[-1] != self.vocab_size:
             raise UnsupportedModelError(

@@ -32,8 +32,7 @@ def model_fingerprint(model_folder: Path) -> str:
 
     1. ``config.json`` without ``VOLATILE_CONFIG_KEYS``, with sorted keys and no spaces;
     2. for each safetensors file in order of name: every tensor's name, dtype, shape and place, then the
-    first,
-       middle and last 4 KiB of every tensor's data.
+       first, middle and last 4 KiB of every tensor's data.
 
     Every tensor is looked at, so another checkpoint, a merged adapter or another quantisation differs. This
     tells models apart; it is no defence against someone who forges weights between the sampled blocks. How

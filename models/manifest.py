@@ -93,7 +93,7 @@ class BundleManifest(Sealed):
     max_context: Width
     """Positions the draft may be fed: 0 .. max_context - 1."""
     precision: str
-    """``fp32`` or ``int4``: how the weights are stored. Activations are float32 in both."""
+    """``fp32``, ``int8`` or ``int4``: how the weights are stored. Inputs and outputs are float32 in all."""
 
     graphs: tuple[GraphVariant, ...] = Field(min_length=1)
     file_sha256: dict[FileName, Sha256]
