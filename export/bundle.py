@@ -20,12 +20,12 @@ from acespec.export.quantize import quantize_decoder, quantize_graph
 from acespec.export.staging import replaced_bundle
 from acespec.models.chat import ChatTemplate, load_chat_template
 from acespec.models.exportable import DecoderShape, ExportableDecoder, load_decoder
+from acespec.models.files import sha256_of
 from acespec.models.fingerprint import model_fingerprint
 from acespec.models.manifest import (
     Bundle,
     BundleManifest,
     GraphVariant,
-    file_sha256,
     load_bundle,
     write_manifest,
 )
@@ -75,8 +75,8 @@ def export_bundle(
     """Export the model in ``model_folder`` as a bundle at ``out`` and check it against PyTorch.
 
     ``out`` appears whole or not at all; a bundle that stands there is replaced. ``context`` is cut to the
-    positions the model knows. Raises ``AcespecError``: `UnsupportedModelError`, `ExportShapeError`,
-    `ExportToleranceError`, or one that names the argument or file at fault.
+    positions the model knows. Raises ``AcespecError``: `UnsupportedModelError`, `ExportError`,
+    `ExportShapeError`, `ExportToleranceError`, or one that names the argument or file at fault.
     """
     options = ExportOptions(tuple(buckets), precision, context)
     with replaced_bundle(out) as folder:
@@ -103,7 +103,7 @@ def export_bundle(
             max_context=max_context,
             precision=precision,
             graphs=(graph.variant,),
-            file_sha256={file.name: file_sha256(file) for file in sorted(folder.iterdir())},
+            file_sha256={file.name: sha256_of(file) for file in sorted(folder.iterdir())},
         )
         write_manifest(folder, manifest)
     return load_bundle(out)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from acespec.errors import AcespecError
+from acespec.export.graph import ExportError
 from acespec.models.manifest import TensorSpec
 
 MASKED = -1e4
@@ -71,7 +72,7 @@ class GraphRunner:
     def __init__(self, graph: Path, inputs: tuple[TensorSpec, ...], accuracy_level: int = 1) -> None:
         """``accuracy_level`` is ONNX Runtime's for int4 weights: 1 multiplies in float32, 4 in int8.
 
-        Raises `ExportShapeError` when the graph does not load.
+        Raises `ExportError` when the graph does not load.
         """
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
@@ -81,8 +82,9 @@ class GraphRunner:
                 str(graph), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # ONNX Runtime's errors share no narrower base
-            raise ExportShapeError(
-                f"ONNX Runtime refuses {graph.name}: {' '.join(str(error).split())}"
+            cause = " ".join(str(error).split())
+            raise ExportError(
+                f"ONNX Runtime refuses {graph.name} ({cause}); please report the model's architecture"
             ) from error
         self._past_names = [spec.name for spec in inputs if spec.name.startswith("past_")]
         self._row_shape = next(

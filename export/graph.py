@@ -22,7 +22,7 @@ TRACED_TOKENS, TRACED_PAST = 8, 12
 
 
 class ExportError(AcespecError):
-    """A model could not be turned into a graph."""
+    """A model could not be turned into a graph that runs."""
 
 
 class MatrixProduct(nn.Module):

@@ -6,11 +6,9 @@ needs torch. A bundle is trusted only after every file's hash was compared with 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from typing_extensions import Self
 
 from acespec.errors import AcespecError
+from acespec.models.files import sha256_of
 from acespec.models.latency import LatencyProfile
 
 FORMAT_VERSION = 1
@@ -156,7 +155,7 @@ def load_bundle(path: Path | str) -> Bundle:
     for name, expected in manifest.file_sha256.items():
         file = folder / name
         try:
-            actual = file_sha256(file)
+            actual = sha256_of(file)
         except OSError as error:
             raise BundleError(f"bundle file {file} cannot be read ({_reason(error)})") from None
         if actual != expected:
@@ -204,17 +203,6 @@ def write_manifest(folder: Path, manifest: BundleManifest) -> None:
         ) from None
     finally:
         beside.unlink(missing_ok=True)
-
-
-def file_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """Hex sha256 of a file; ``on_bytes`` is told the size of each piece read."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while piece := stream.read(1 << 20):
-            digest.update(piece)
-            if on_bytes is not None:
-                on_bytes(len(piece))
-    return digest.hexdigest()
 
 
 def _reason(error: Exception) -> str:

@@ -21,12 +21,14 @@ from acespec.export.bundle import export_bundle
 from acespec.export.check import (
     ExportShapeError,
     ExportToleranceError,
+    GraphRunner,
     branching_probe,
     causal_probe,
     compare_logits,
     torch_logits,
 )
 from acespec.export.commands import export
+from acespec.export.graph import ExportError
 from acespec.export.options import ExportOptions, parse_buckets
 from acespec.export.staging import replaced_bundle
 from acespec.models.exportable import ModelFolderError, UnsupportedModelError
@@ -168,6 +170,13 @@ def test_shape_and_tolerance_are_different_errors() -> None:
         compare_logits(np.full_like(expected, np.nan), expected, GRAPH)
     with pytest.raises(ExportShapeError, match=r"shape \(3, 4\), PyTorch \(3, 5\)"):
         compare_logits(expected[:, :4], expected, GRAPH)
+
+
+def test_a_graph_onnx_runtime_refuses_is_an_error_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / GRAPH).write_bytes(b"not a graph")
+    with pytest.raises(ExportError, match=r"ONNX Runtime refuses portable\.onnx") as caught:
+        GraphRunner(tmp_path / GRAPH, tiny_bundle().manifest.graphs[0].inputs)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_probe_s_branches_see_the_prefix_and_themselves() -> None:

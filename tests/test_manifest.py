@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from acespec.errors import AcespecError
+from acespec.models.files import sha256_of
 from acespec.models.latency import LatencyPoint, LatencyProfile
 from acespec.models.manifest import (
     Bundle,
@@ -20,7 +21,6 @@ from acespec.models.manifest import (
     BundleManifest,
     GraphVariant,
     TensorSpec,
-    file_sha256,
     load_bundle,
     write_manifest,
 )
@@ -59,7 +59,7 @@ def write_bundle(folder: Path) -> BundleManifest:
                 outputs=(logits,),
             ),
         ),
-        file_sha256={name: file_sha256(folder / name) for name in FILES},
+        file_sha256={name: sha256_of(folder / name) for name in FILES},
     )
     write_manifest(folder, manifest)
     return manifest
@@ -84,7 +84,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
 
 def test_the_hash_is_the_file_s_sha256(tmp_path: Path) -> None:
     (tmp_path / "abc").write_bytes(b"abc")  # the test vector of FIPS 180-4
-    assert file_sha256(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert sha256_of(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 @pytest.mark.parametrize("name", FILES)
