@@ -112,3 +112,17 @@ def test_every_module_an_extra_is_said_to_bring_exists() -> None:
     for modules in cli.EXTRAS.values():
         for module in modules:
             assert importlib.util.find_spec(module), module
+
+
+BASE_MODULES = {"click", "numpy", "platformdirs", "pydantic", "rich", "typing_extensions"}
+"""What is installed without any extra."""
+
+
+def test_every_module_that_may_be_missing_has_an_extra_to_name() -> None:
+    root = Path(__file__).resolve().parent.parent
+    for lazy in cli.COMMANDS.values():
+        for path in (root / lazy.module.split(".")[1]).rglob("*.py"):
+            source = path.read_text(encoding="utf-8")
+            modules = set(re.findall(r"^ *(?:import|from) (\w+)", source, re.MULTILINE))
+            for module in modules - sys.stdlib_module_names - BASE_MODULES - {"acespec"}:
+                assert cli.missing_extra(module) is not None, f"{path} imports {module}"

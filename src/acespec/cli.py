@@ -43,8 +43,8 @@ COMMANDS = {
 
 EXTRAS = {
     "edge": ("onnxruntime", "tokenizers", "grpc", "google", "jinja2"),
-    "cloud": ("torch", "transformers", "grpc_health", "gguf", "safetensors", "accelerate"),
-    "export": ("onnx", "onnxscript", "onnx_ir"),
+    "cloud": ("torch", "transformers", "grpc_health", "gguf", "safetensors", "accelerate", "huggingface_hub"),
+    "export": ("onnx", "onnxscript", "onnx_ir", "ml_dtypes"),
 }
 """The modules each extra brings; ``edge`` first, as the smallest that is likely to do."""
 
