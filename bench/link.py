@@ -63,7 +63,10 @@ class DelayLine:
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second of a rate in bits: ``50kbps``, ``1.5Mbps`` (decimal prefixes, any case)."""
+    """Bytes per second of a rate in bits: ``50kbps``, ``1.5Mbps`` (decimal prefixes, any case).
+
+    Raises ``AcespecError`` for anything else, and for a rate of 0.
+    """
     match = _RATE.fullmatch(text.strip())
     if match is None or float(match["number"]) == 0.0:
         raise AcespecError(f"{text!r} is not a rate; write it as 50kbps or 1.5Mbps")

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Print the first Python interpreter that works, of the versions named (newest wish first): find_python.sh 3.11 3.12
+# Print the first Python interpreter that works, of the versions named, the preferred first: find_python.sh 3.11 3.12
 #
 # "Works" is tried, not assumed: a version manager may leave a launcher on PATH for a version it would refuse to
 # run, and some distributions ship a Python that cannot create virtual environments. Versions installed by pyenv

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from conftest import CLOUD_MODULES
+
 ROOT = Path(__file__).resolve().parent.parent
 
 MAY_IMPORT = {
@@ -24,7 +26,6 @@ MAY_IMPORT = {
     "bench": {"speculation", "wire", "models", "export", "edge_runtime", "cloud_verifier"},
 }
 ROOT_MODULES = {"__version__", "compute", "errors"}
-NOT_ON_THE_DEVICE = ("accelerate", "gguf", "onnx", "onnxscript", "safetensors", "torch", "transformers")
 EDGE_PACKAGES = ("acespec.speculation", "acespec.wire", "acespec.edge_runtime")
 TORCH_FREE_MODELS = ("cache", "chat", "fingerprint", "manifest", "pairs", "sources", "vocabulary")
 
@@ -33,7 +34,7 @@ import sys
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {NOT_ON_THE_DEVICE}:
+        if name.split(".")[0] in {CLOUD_MODULES}:
             raise ModuleNotFoundError(f"{{name}} is not on the device", name=name)
 
 sys.meta_path.insert(0, Blocker())
@@ -72,7 +73,7 @@ def violations(folder: str, source: str) -> list[str]:
             found.append(f"{line}: {name} must be imported as acespec.{name}")
         elif parts[0] == "acespec" and len(parts) > 1 and parts[1] not in allowed:
             found.append(f"{line}: {folder} may not import {name}")
-        elif folder in ("speculation", "wire", "edge_runtime") and parts[0] in NOT_ON_THE_DEVICE:
+        elif folder in ("speculation", "wire", "edge_runtime") and parts[0] in CLOUD_MODULES:
             found.append(f"{line}: the device has no {name}")
     return found
 
