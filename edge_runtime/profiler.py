@@ -16,7 +16,7 @@ WARM_UP_STEPS = 2
 
 
 def profile_contexts(max_context: int, widest: int) -> tuple[int, ...]:
-    """Context lengths to measure: those of `CONTEXTS` with room for a widest step, and the last that has it."""
+    """Context lengths to measure: `CONTEXTS` while a widest step still fits, and the last where one does."""
     last = max(max_context - widest, 0)
     return (*(context for context in CONTEXTS if context < last), last)
 
