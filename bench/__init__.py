@@ -1,1 +1,1 @@
-"""Measuring: the wide-area relay and the demo. The only folder that may import every other one."""
+"""Measuring: the wide-area relay, simulated time, the demo. This folder alone may import every other one."""
