@@ -7,17 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from acespec.edge_runtime.drafter import Chain
-from acespec.edge_runtime.session import EdgeSession
+from acespec.edge_runtime.session import EdgeSession, protocol_error
 from acespec.speculation import Weighted, resample_draws, resample_sparse
-from acespec.wire import (
-    EndVerdict,
-    ErrorCode,
-    RejectVerdict,
-    SessionError,
-    SparseTarget,
-    TokenVerdict,
-    Verdict,
-)
+from acespec.wire import EndVerdict, RejectVerdict, SparseTarget, TokenVerdict, Verdict
 
 
 @dataclass(frozen=True)
@@ -40,16 +32,16 @@ async def resolve(session: EdgeSession, chain: Chain, verdict: Verdict) -> Resol
     """
     accepted = verdict.accepted
     if accepted > len(chain):
-        raise SessionError(
-            ErrorCode.INTERNAL, f"the verifier accepted {accepted} tokens of a chain of {len(chain)}"
-        )
+        raise protocol_error(f"it accepted {accepted} tokens of a chain of {len(chain)}")
     rejected = accepted < len(chain)
     if isinstance(verdict, TokenVerdict):
         return Resolution(accepted, verdict.next_token, resampled=False, rejected=rejected)
     if isinstance(verdict, EndVerdict):
-        return Resolution(accepted, None, resampled=False, rejected=rejected)
+        if chain.tokens[accepted - 1] not in session.request.end_token_ids:
+            raise protocol_error("it ended the text behind a token that is no end token")
+        return Resolution(accepted, None, resampled=False, rejected=False)
     if not rejected:
-        raise SessionError(ErrorCode.INTERNAL, "the verifier rejected a token the chain does not have")
+        raise protocol_error(f"it rejected token {accepted} of a chain of {len(chain)}")
     token = await _resample(session, chain, verdict)
     return Resolution(accepted, token, resampled=True, rejected=True)
 

@@ -90,7 +90,7 @@ class EdgeSession:
         message = await self._receive()
         arrived_ms = now_ms()
         if not isinstance(message, Verdict) or message.seq != self._seq:
-            raise _unexpected(message, f"a verdict on request {self._seq}")
+            raise _unexpected(message, f"the verdict on request {self._seq}")
         self._finish_request()
         return message, arrived_ms
 
@@ -115,12 +115,19 @@ class EdgeSession:
         message = await self._receive()
         if not isinstance(message, MoreTarget):
             raise _unexpected(message, "more draws")
-        return message.target
+        target = message.target
+        if isinstance(target, TargetDraws) and target.first_index != first_index:
+            raise protocol_error(f"it sent draws from {target.first_index} on where {first_index} is due")
+        return target
 
     def commit(self, tokens: list[int], resampled: bool = False) -> None:
-        """Make ``tokens`` final. ``resampled``: the last one was drawn here, and the cloud must be told."""
+        """Make ``tokens`` final. ``resampled``: the last one was drawn here, and the cloud must be told.
+
+        Raises ``SessionError`` if the verifier let tokens follow the end of the text.
+        """
         for token in tokens:
-            assert self.finished is None, "nothing is committed after the end"
+            if self.finished is not None:
+                raise protocol_error("it went on after the end of the text")
             self.committed.append(token)
             if token in self._end_token_ids:
                 self.finished = FinishReason.END_TOKEN
@@ -146,9 +153,13 @@ class EdgeSession:
         self._seq = (self._seq + 1) % SEQ_MODULUS
 
 
-def _unexpected(message: CloudMessage, expected: str) -> SessionError:
+def protocol_error(cause: str) -> SessionError:
+    """The error for a verifier that breaks the protocol; ``cause`` says what it did."""
     return SessionError(
         ErrorCode.INTERNAL,
-        f"the verifier broke the protocol: it sent {type(message).__name__} where {expected} had to come; "
-        "check that both sides run the same version of acespec",
+        f"the verifier broke the protocol: {cause}; check that both sides run the same version of acespec",
     )
+
+
+def _unexpected(message: CloudMessage, expected: str) -> SessionError:
+    return protocol_error(f"it sent {type(message).__name__} where {expected} had to come")
