@@ -49,9 +49,12 @@ async def generate_against(
     codec = Codec(VOCAB, mode)
 
     async def serve() -> None:
-        while (message := await cloud.receive()) is not None:
-            for reply in answer(codec.decode_edge(message)):
-                await cloud.send(codec.encode_cloud(reply))
+        try:
+            while (message := await cloud.receive()) is not None:
+                for reply in answer(codec.decode_edge(message)):
+                    await cloud.send(codec.encode_cloud(reply))
+        finally:
+            await cloud.close()  # an answer that fails must not leave the edge waiting
 
     serving = asyncio.ensure_future(serve())
     try:
