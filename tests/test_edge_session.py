@@ -108,7 +108,9 @@ async def test_a_commit_in_place_of_a_verdict() -> None:
 
 async def test_a_second_opened() -> None:
     def answer(message: EdgeMessage) -> list[CloudMessage]:
-        return [OPENED, OPENED] if isinstance(message, Round) else []
+        if isinstance(message, Round):
+            return [OPENED, OPENED, TokenVerdict(message.seq, len(message.chain), 3)]
+        return []
 
     assert "it sent Opened" in await caught(answer)
 
@@ -154,7 +156,7 @@ async def test_draws_of_other_indexes_than_asked_for() -> None:
 @pytest.mark.parametrize(
     ("commit", "cause"),
     [
-        (Commit(3, (4,)), "it sent Commit where tokens from position 2 on had to come"),
+        (Commit(3, (4,) * 5), "it sent Commit where tokens from position 2 on had to come"),
         (Commit(2, (4,) * 6), "it went on after the end of the text"),
     ],
 )
