@@ -126,11 +126,6 @@ class Drafter:
             logits = await self._feed(pending)
             chain.drafted.append(self.draw(logits, committed, chain.tokens))
 
-    async def prefill(self, committed: Sequence[int]) -> None:
-        """Feed every committed token but the last, so that the first draft step is a single token."""
-        if len(committed) - 1 > self.engine.num_rows:
-            await self._feed(committed[self.engine.num_rows : len(committed) - 1])
-
     def ends(self, chain: Chain) -> bool:
         """Whether the chain's last token is an end token: nothing is drafted behind it."""
         return bool(chain.drafted) and chain.drafted[-1].token in self.rules.end_token_ids

@@ -24,7 +24,7 @@ class CandidateRow:
     """Candidates, ascending, [n]."""
     scores: NDArray[np.float64]
     """Log-probabilities at the temperature before top-k, top-p and min-p, up to a constant: the largest is 0.
-    [n]. At temperature 0, the logits' differences."""
+    At temperature 0, the logits' differences. [n]."""
     distribution: Distribution
     """What a token is drawn from."""
 

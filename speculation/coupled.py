@@ -14,8 +14,8 @@ def race_scores(
 ) -> NDArray[np.float64]:
     """Return the arrival time of each of ``ids`` ``[n]``: float64 ``[n]``.
 
-    It is ``-ln U(seed, couple, position, id) / prob``.     Each id's exponential clock runs at the rate
-    ``prob``, so the first to arrive is distributed as ``probs`` (the Gumbel-max trick in another dress).
+    It is ``-ln U(seed, couple, position, id) / prob``. Each id's exponential clock runs at the rate ``prob``,
+    so the first to arrive is distributed as ``probs`` (the Gumbel-max trick in another dress).
     """
     noise: NDArray[np.float64] = -np.log(uniform(seed, Purpose.COUPLE, position, ids))
     return noise / probs

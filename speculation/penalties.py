@@ -14,34 +14,21 @@ from acespec.speculation.params import SamplingParams
 class TokenCounts:
     """The tokens a penalty sees: the prompt's, and how often each was generated.
 
-    Penalties see committed tokens only; within a chain, row i also sees the chain's first i tokens, so a
-    drafter pushes each as it is drafted and pops the rejected ones.
+    Penalties see committed tokens only; within a chain, row i also sees the chain's first i tokens. So
+    whoever walks along a chain pushes each of its tokens to a copy: those rejected are never counted.
     """
 
     def __init__(self, prompt: Iterable[int], generated: Iterable[int] = ()) -> None:
         self._prompt = frozenset(prompt)
-        self._generated = list(generated)
-        self._counts = Counter(self._generated)
+        self._counts = Counter(generated)
 
     def push(self, token: int) -> None:
         """Count one more generated token."""
-        self._generated.append(token)
         self._counts[token] += 1
-
-    def pop(self, count: int = 1) -> None:
-        """Forget the last ``count`` generated tokens."""
-        assert 0 <= count <= len(self._generated), "more tokens popped than were generated"
-        for _ in range(count):
-            token = self._generated.pop()
-            self._counts[token] -= 1
-            if not self._counts[token]:
-                del self._counts[token]
 
     def copy(self) -> TokenCounts:
         """An independent copy; the prompt is shared."""
-        other = TokenCounts.__new__(TokenCounts)
-        other._prompt = self._prompt
-        other._generated = self._generated.copy()
+        other = TokenCounts(self._prompt)
         other._counts = self._counts.copy()
         return other
 

@@ -39,7 +39,7 @@ def expected_joint(
 def joint_p_value(tokens: NDArray[np.int64], joint: NDArray[np.float64]) -> float:
     """Return the chi-square p-value of ``tokens`` ``[n, 3]``, -1 after an end.
 
-    0 if an impossible cell is hit.     Cells that expect fewer than five are merged into one, and that into
+    0 if an impossible cell is hit. Cells that expect fewer than five are merged into one, and that into
     the smallest of the others if it still does.
     """
     size = joint.shape[0]

@@ -153,7 +153,7 @@ def simulate(
 ) -> Ints:
     """Generate one sequence per seed: int64 ``[len(seeds), token_limit]``.
 
-    Sequences include the prompt and end in PAD.     Tables are float32 logits ``[V, V, V]``; ``prompt`` has
+    Sequences include the prompt and end in PAD. Tables are float32 logits ``[V, V, V]``; ``prompt`` has
     two tokens or more. Each round drafts ``gamma`` tokens, or what ``plan`` asks for (at most ``gamma``),
     within the rules: a drafted end token is sent and closes the chain, a chain is at most ``remaining - 1``
     tokens. End tokens count after the prompt only. ``observe`` sees every round.

@@ -39,14 +39,6 @@ def test_is_incremental(tokens: list[int], data: st.DataObject) -> None:
     assert check.value == PrefixCheck(tokens).value
 
 
-def test_copies_are_independent() -> None:
-    check = PrefixCheck([1, 2])
-    twin = check.copy()
-    twin.update([3])
-    assert check.value == PrefixCheck([1, 2]).value
-    assert twin.value == PrefixCheck([1, 2, 3]).value
-
-
 def test_leading_zero_ids_count() -> None:
     assert len({PrefixCheck([0] * count).value for count in range(8)}) == 8
 

@@ -27,9 +27,3 @@ class PrefixCheck:
     def value(self) -> int:
         """The check of all tokens so far, 0..65535."""
         return self._crc
-
-    def copy(self) -> PrefixCheck:
-        """An independent check that stands where this one stands."""
-        twin = PrefixCheck()
-        twin._crc = self._crc
-        return twin
