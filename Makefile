@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format types proto proto-check lock check packages test-edge-py310 clean
+.PHONY: help demo test lint format types proto proto-check lock check packages report-branches test-edge-py310 clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ lock: ## regenerate the pinned requirements (UPGRADE=1: move versions up)
 	$(PYTHON) scripts/lock.py $(if $(UPGRADE),--upgrade)
 
 check: lint types proto-check packages test-edge-py310 test ## what CI runs
+
+report-branches: $(READY) ## how many cached branches equal sequential drafting, on the real draft at float32
+	$(BIN)/python -m acespec.bench.branch_equality
 
 # The wheel is built from the sdist, so a file missing from the sdist is missing from the wheel.
 packages: $(READY) ## build sdist and wheel, and test them away from the sources

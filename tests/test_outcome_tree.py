@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from acespec.bench.virtual_clock import run_virtual
 from acespec.compute import InlineRunner
 from acespec.edge_runtime.drafter import Chain, Drafter, DraftRules
 from acespec.edge_runtime.estimators import StepTimes
 from acespec.edge_runtime.outcome_tree import OutcomeTree
+from acespec.edge_runtime.request import DraftSettings
 from acespec.edge_runtime.step_clock import StepClock
 from acespec.speculation import SamplingParams, allocate
 from acespec.wire import AcceptanceMode
@@ -116,7 +117,7 @@ def test_every_branch_is_what_sequential_drafting_would_have_drawn(
                 if mode is AcceptanceMode.RESIDUAL:
                     assert drafted.weight == reference.weight
 
-    asyncio.run(check())
+    run_virtual(check())
 
 
 @given(salt=st.integers(0, 2**16), gamma=st.integers(1, 4), steps=st.integers(0, 6), data=st.data())
@@ -141,7 +142,7 @@ def test_rows_after_hits_and_misses_are_the_committed_tokens(
             assert engine.rows == list(enumerate(path[: engine.num_rows]))
             assert engine.num_rows <= len(path) - 1
 
-    asyncio.run(check())
+    run_virtual(check())
 
 
 async def test_lockstep_feeds_all_branches_in_one_step_and_the_last_chain_token_with_the_roots() -> None:
@@ -205,7 +206,5 @@ async def test_a_prompt_wider_than_the_widest_bucket_is_fed_in_chunks() -> None:
 
 
 def test_a_chain_longer_than_the_protocol_allows_is_refused() -> None:
-    from acespec.edge_runtime.request import DraftSettings
-
     with pytest.raises(ValueError, match="gamma must be between 1 and 63"):
         DraftSettings(gamma=64)

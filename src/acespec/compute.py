@@ -38,7 +38,10 @@ class ThreadRunner:
 
 
 class InlineRunner:
-    """Runs steps in the event loop and yields once after each: deterministic, for tests and simulation."""
+    """Runs a step in the event loop, then sleeps for its modelled latency: for simulated time.
+
+    In real time a step would take its own time and the modelled one.
+    """
 
     async def run(self, step: Callable[[], T], latency_ms: float = 0.0) -> T:
         result = step()
