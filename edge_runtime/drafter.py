@@ -89,6 +89,7 @@ class Drafter:
     """Drafts chains with one engine, one generation at a time."""
 
     def __init__(self, engine: DraftEngine, rules: DraftRules, runner: StepRunner, clock: StepClock) -> None:
+        """Begins a generation: ``engine`` forgets the rows of the one before."""
         self.engine = engine
         self.rules = rules
         self._runner = runner
@@ -99,11 +100,15 @@ class Drafter:
         """Longest chain the draft's context allows behind ``num_committed`` tokens; below 1 it is full."""
         return self.engine.max_context - num_committed + 1
 
+    def row(self, logits: NDArray[np.float32], *before: Sequence[int]) -> CandidateRow:
+        """Candidates for the next token from logits ``[vocab]``; ``before``: what precedes it, in parts."""
+        return candidate_row(logits, self.rules.params, self._counts(before))
+
     def draw(self, logits: NDArray[np.float32], *before: Sequence[int]) -> DraftedToken:
-        """Draw the next token from one row of logits ``[vocab]``; ``before``: what precedes it, in parts."""
+        """Draw the next token from one row of logits ``[vocab]``; ``before`` as in ``row``."""
         rules = self.rules
         position = sum(len(part) for part in before)
-        row = candidate_row(logits, rules.params, self._counts(before))
+        row = self.row(logits, *before)
         if rules.mode is AcceptanceMode.COUPLED:
             return DraftedToken(coupled_pick(row.distribution, rules.seed, position), row, None)
         weights = weighted(row.distribution, DRAFT_BITS)
@@ -145,12 +150,13 @@ class Drafter:
     async def _feed(self, pending: Sequence[int]) -> NDArray[np.float32]:
         """Feed ``pending`` behind the rows in use, causally; returns the last row's logits ``[vocab]``."""
         assert pending, "a path always ends in a token without a row"
+        # A round leaves at most two tokens without a row: the chain's last, and the one committed after it.
+        kind = "draft" if len(pending) <= 2 else "prefill"
         widest = self.engine.buckets[-1]
         for start in range(0, len(pending), widest):
             tokens = pending[start : start + widest]
             first = self.engine.num_rows
             mask = np.tri(len(tokens), first + len(tokens), first, dtype=np.bool_)
-            kind = "draft" if len(pending) <= 2 else "prefill"
             logits = await self.step(tokens, range(first, first + len(tokens)), mask, kind)
         last: NDArray[np.float32] = logits[-1]
         return last

@@ -46,14 +46,19 @@ class OutcomeTree:
     """
 
     def __init__(self, drafter: Drafter, committed: Sequence[int], sent: Chain, bucket: int) -> None:
+        """``sent`` is the chain under way behind ``committed``; steps are at most ``bucket`` tokens wide.
+
+        ``committed`` must not change before the tree is settled.
+        """
         self._drafter = drafter
         self._committed = committed
         self._sent = sent
         self._bucket = bucket
+        self._max_chain = self._token_limit = 0
         self._branches: dict[Outcome, Branch] = {}
-        self.num_path_rows = drafter.engine.num_rows
+        self._num_path_rows = drafter.engine.num_rows
         """Rows of committed and chain tokens, contiguous from 0; tree rows begin behind them."""
-        num_chain_rows = max(self.num_path_rows - len(committed), 0)
+        num_chain_rows = max(self._num_path_rows - len(committed), 0)
         assert not sent.drafted or num_chain_rows == len(sent) - 1, "every chain token but the last has a row"
         self._parents: list[int] = list(range(-1, num_chain_rows - 1))
         self._full_acceptance_branches = 0
@@ -94,6 +99,7 @@ class OutcomeTree:
 
     @property
     def branches(self) -> list[Branch]:
+        """All branches planted so far, in that order."""
         return list(self._branches.values())
 
     @property
@@ -108,7 +114,7 @@ class OutcomeTree:
         Returns that chain (all but its last token have rows), or None on a miss. ``next_token`` None: the
         text ended. Copies the branch's rows, never the context's or the tree's.
         """
-        num_kept = min(len(self._committed) + accepted, self.num_path_rows)
+        num_kept = min(len(self._committed) + accepted, self._num_path_rows)
         branch = None if next_token is None else self.lookup((accepted, next_token))
         if branch is None:
             self._drafter.engine.truncate(num_kept)
@@ -118,29 +124,27 @@ class OutcomeTree:
 
     async def grow(self) -> None:
         """One lockstep step: feed pending tokens, draw the next token of every branch fed."""
-        engine = self._drafter.engine
         feeds_last = self._wants_last_row()
         growing = [b for b in self._branches.values() if self._growing(b)]
-        growing.sort(
-            key=lambda b: len(b.chain)
-        )  # stable: with more branches than the bucket holds, none is left behind
+        # The shortest first: with more branches than the bucket holds, none is left behind.
+        growing.sort(key=lambda branch: len(branch.chain))
         growing = growing[: self._bucket - int(feeds_last)]
-        last = [self._sent.drafted[-1].token] if feeds_last else []
-        tokens = last + [b.pending for b in growing]
-        positions = [len(self._committed) + len(self._sent) - 1] * int(feeds_last) + [
-            len(self._committed) + b.outcome[0] + len(b.chain) for b in growing
-        ]
-        first_row = engine.num_rows
-        first_offset = len(self._parents)
-        self._parents += [len(self._sent) - 2] * int(feeds_last) + [b.parent for b in growing]
-        mask = tree_mask(np.asarray(self._parents, dtype=np.int64), len(self._committed), len(tokens))
+        num_committed, last = len(self._committed), len(self._sent) - 1
+        feeds = [(b.pending, num_committed + b.outcome[0] + len(b.chain), b.parent) for b in growing]
+        if feeds_last:  # first, so that the chain's rows stay contiguous
+            feeds.insert(0, (self._sent.drafted[last].token, num_committed + last, last - 1))
+        tokens, positions, parents = zip(*feeds, strict=True)
+
+        first_row, first_offset = self._drafter.engine.num_rows, len(self._parents)
+        self._parents += parents
+        mask = tree_mask(np.asarray(self._parents, dtype=np.int64), num_committed, len(tokens))
         logits = await self._drafter.step(tokens, positions, mask, "growth")
         for index, branch in enumerate(growing, start=int(feeds_last)):
             branch.rows.append(first_row + index)
             branch.parent = first_offset + index
             self._extend(branch, logits[index])
         if feeds_last:
-            self.num_path_rows += 1
+            self._num_path_rows += 1
             self._plant_full_acceptance(logits[0])
 
     def _extend(self, branch: Branch, logits: NDArray[np.float32]) -> None:
@@ -149,7 +153,7 @@ class OutcomeTree:
         branch.chain.drafted.append(self._drafter.draw(logits, *before))
 
     def _plant_full_acceptance(self, logits: NDArray[np.float32]) -> None:
-        self._last_row = self._drafter.draw(logits, self._committed, self._sent.tokens).row
+        self._last_row = self._drafter.row(logits, self._committed, self._sent.tokens)
         self._plant_at(len(self._sent), self._last_row, self._full_acceptance_branches, exclude=None)
         self._full_acceptance_branches = 0
 

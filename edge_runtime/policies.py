@@ -71,7 +71,7 @@ class RoundsPolicy:
         sent_ms = now_ms()
         tree = OutcomeTree(self._drafter, session.committed, chain, plan.bucket)
         allocation = controller.outcomes.allocation(plan.num_branches, chain.confidences)
-        tree.plant(allocation, controller.settings.gamma, session.token_limit)
+        tree.plant(allocation, plan.gamma, session.token_limit)
         verdict, arrived_ms = await self._grow_until_verdict(session, tree, sent_ms, plan.bucket)
         resolution = await resolve(session, chain, verdict)
         self._observe(session, tree, chain, verdict, resolution, arrived_ms - sent_ms)
