@@ -18,7 +18,8 @@ def race_scores(
     so the first to arrive is distributed as ``probs`` (the Gumbel-max trick in another dress).
     """
     noise: NDArray[np.float64] = -np.log(uniform(seed, Purpose.COUPLE, position, ids))
-    return noise / probs
+    with np.errstate(over="ignore"):  # inf is right: so improbable a token never arrives
+        return noise / probs
 
 
 def coupled_pick(distribution: Distribution, seed: int, position: int) -> int:

@@ -71,7 +71,8 @@ def scaled_scores(
         scores = counts.penalize(ids, scores, params)
     scores -= scores.max()
     if params.temperature > 0.0:
-        scores /= params.temperature
+        with np.errstate(over="ignore"):  # -inf is right: at so low a temperature only the best are left
+            scores /= params.temperature
     return ids, scores
 
 

@@ -30,6 +30,7 @@ class SamplingParams:
             "temperature": (0.0, 100.0),
             "top_k": (0, 2**31 - 1),
             "min_p": (0.0, 1.0),
+            "repetition_penalty": (0.01, 100.0),  # a logit divided by less may overflow
             "presence_penalty": (-100.0, 100.0),
             "frequency_penalty": (-100.0, 100.0),
         }
@@ -37,10 +38,8 @@ class SamplingParams:
             value = getattr(self, name)
             if not (math.isfinite(value) and low <= value <= high):
                 raise ValueError(f"{name} must be between {low} and {high}, not {value}")
-        for name, high in {"top_p": 1.0, "repetition_penalty": 100.0}.items():
-            value = getattr(self, name)
-            if not (math.isfinite(value) and 0.0 < value <= high):
-                raise ValueError(f"{name} must be above 0 and at most {high}, not {value}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be above 0 and at most 1.0, not {self.top_p}")
 
     @property
     def has_penalties(self) -> bool:

@@ -57,6 +57,12 @@ def test_a_token_keeps_its_noise_in_any_company(seed: int) -> None:
     assert race_scores(found.ids, found.probs, seed, 4).tolist() == alone
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_token_as_good_as_impossible_never_arrives() -> None:
+    scores = race_scores(np.array([0, 1]), np.array([1.0, 5e-324]), seed=5, position=3)
+    assert np.isfinite(scores).tolist() == [True, False]
+
+
 def generate(logits: NDArray[np.float32], params: SamplingParams, positions: list[int]) -> NDArray[np.int64]:
     """``coupled_pick`` for one seed a sequence, on the race noise of ``positions``: tokens [sequences, 3]."""
     rows = [distribution(row, params) for row in logits.reshape(-1, VOCAB)]

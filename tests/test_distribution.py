@@ -118,6 +118,29 @@ def test_tokens_that_cannot_be_drawn_leave_the_support() -> None:
     assert distribution(logits, SamplingParams(top_p=0.9999)).ids.tolist() == [0, 2]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=5e-324),
+        SamplingParams(temperature=100.0, top_p=1e-300),
+        SamplingParams(repetition_penalty=0.01, presence_penalty=-100.0, frequency_penalty=100.0),
+        SamplingParams(repetition_penalty=100.0, presence_penalty=100.0, frequency_penalty=-100.0),
+    ],
+)
+def test_the_outermost_parameters_give_a_distribution_and_no_warning(params: SamplingParams) -> None:
+    logits = np.array([0.0, -3e38, 3e38, 5.0, -1.0], dtype=np.float32)
+    found = distribution(logits, params, TokenCounts([0, 1, 2], [2, 3, 3, 3]))
+    assert (found.probs > 0.0).all()
+    assert math.isclose(found.probs.sum(), 1.0)
+
+
+@pytest.mark.parametrize("value", [0.0, 5e-324, 101.0, math.nan])
+def test_a_repetition_penalty_that_logits_may_not_survive_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="repetition_penalty must be between"):
+        SamplingParams(repetition_penalty=value)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("max_candidates", [None, 2])
 def test_logits_without_meaning_are_refused(bad: float, max_candidates: int | None) -> None:

@@ -106,7 +106,7 @@ sampling_params = st.builds(
     top_k=st.integers(0, 2**31 - 1),
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1),
-    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    repetition_penalty=st.floats(0.01, 100),
     presence_penalty=st.floats(-100, 100),
     frequency_penalty=st.floats(-100, 100),
 )

@@ -217,7 +217,7 @@ class Sampling(_message.Message):
     min_p: _builtins.float
     """Drop tokens less likely than this share of the likeliest, 0..1; 0 drops none."""
     repetition_penalty: _builtins.float
-    """Divides (multiplies, if negative) the logits of prompt and generated tokens, in (0, 100]; 1 does nothing."""
+    """Divides (multiplies, if negative) the logits of prompt and generated tokens, 0.01..100; 1 does nothing."""
     presence_penalty: _builtins.float
     """Subtracted once from the logit of a token generated before, -100..100."""
     frequency_penalty: _builtins.float
