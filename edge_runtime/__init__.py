@@ -1,1 +1,27 @@
-"""The device's side: engines, drafter, outcome tree, resampler, budget and the session loop. No torch."""
+"""The device's side: engines, drafter, outcome tree, resampler, budget and the session loop. No torch.
+
+``generate`` carries one ``GenerationRequest`` from prompt to result over any ``EdgeTransport``, with a
+``DraftModel`` on any ``DraftEngine``. The module ``grpc_transport`` holds the link to a real verifier and
+``ort_engine`` the engine on ONNX Runtime; neither is imported here, so that a simulation needs neither.
+"""
+
+from __future__ import annotations
+
+from acespec.edge_runtime.draft_model import DraftModel, load_draft
+from acespec.edge_runtime.engine import DraftEngine
+from acespec.edge_runtime.generate import GenerationResult, TargetIdentity, generate
+from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest
+from acespec.edge_runtime.statistics import GenerationMetrics
+
+__all__ = [
+    "DraftEngine",
+    "DraftModel",
+    "DraftSettings",
+    "FinishReason",
+    "GenerationMetrics",
+    "GenerationRequest",
+    "GenerationResult",
+    "TargetIdentity",
+    "generate",
+    "load_draft",
+]

@@ -8,20 +8,18 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from acespec.edge_runtime.draft_model import DraftModel, load_draft
+from acespec.edge_runtime.generate import GenerationResult, TargetIdentity
+from acespec.edge_runtime.request import DraftSettings, GenerationRequest
 from acespec.errors import AcespecError
 from acespec.models import DEMO_PAIR, bundles_folder, load_tokenizer, pair
 from acespec.models.manifest import Bundle, load_bundle
 from acespec.speculation import Allocation, SamplingParams
 from acespec.wire import MAX_CHAIN, AcceptanceMode
-
-if TYPE_CHECKING:
-    from acespec.edge_runtime.draft_model import DraftModel
-    from acespec.edge_runtime.generate import GenerationResult
-    from acespec.edge_runtime.request import DraftSettings, GenerationRequest
 
 PAIR = pair(DEMO_PAIR)
 
@@ -35,6 +33,7 @@ PAIR = pair(DEMO_PAIR)
     default=10.0,
     show_default=True,
     metavar="SECONDS",
+    help="How long to wait for the verifier to answer.",
 )
 @click.option(
     "--draft",
@@ -103,7 +102,6 @@ def generate(
     **options: Any,
 ) -> None:
     """Generate text with a draft model here and a verifier in the cloud."""
-    from acespec.edge_runtime.draft_model import load_draft
     from acespec.edge_runtime.text import IncrementalText, encode_prompt
 
     bundle = load_bundle(draft if draft is not None else demo_bundle())
@@ -132,8 +130,6 @@ def requested(
     bundle: Bundle, prompt: tuple[int, ...], options: dict[str, Any]
 ) -> tuple[GenerationRequest, DraftSettings]:
     """What ``options`` (by parameter name) ask for. Raises ``AcespecError`` naming the one out of range."""
-    from acespec.edge_runtime.request import DraftSettings, GenerationRequest
-
     sampling = {f.name: options[f.name] for f in dataclasses.fields(SamplingParams)}
     try:
         request = GenerationRequest(
@@ -166,7 +162,7 @@ async def generate_over_grpc(
     on_tokens: Callable[[list[int]], object],
 ) -> GenerationResult:
     """Connect to ``server`` and generate ``request``."""
-    from acespec.edge_runtime.generate import TargetIdentity, generate
+    from acespec.edge_runtime.generate import generate  # the command above has the same name
     from acespec.edge_runtime.grpc_transport import VerifierChannel
 
     manifest = bundle.manifest

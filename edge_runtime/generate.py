@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from acespec.edge_runtime.controller import Controller
 from acespec.edge_runtime.draft_model import DraftModel
@@ -42,12 +42,12 @@ async def generate(
     draft: DraftModel | None,
     settings: DraftSettings | None = None,
     target: TargetIdentity | None = None,
-    on_tokens: Callable[[list[int]], object] = len,
+    on_tokens: Callable[[list[int]], object] | None = None,
 ) -> GenerationResult:
     """Generate one continuation of ``request`` over ``transport``, which is closed at the end.
 
-    ``draft`` None lets the cloud decode alone. ``on_tokens`` is called with the tokens of every
-    commit as it happens.
+    ``vocab_size`` is the tokenizer's, which both models share. ``draft`` None lets the cloud decode alone.
+    ``on_tokens`` is called with the tokens of every commit as it happens.
     Raises ``SessionError`` if the verifier refuses or is lost, ``ValueError`` for settings out of range.
     """
     try:
@@ -57,20 +57,14 @@ async def generate(
         identity = target or TargetIdentity()
         await session.open(identity.model, identity.fingerprint, identity.vocabulary_hash)
         async for tokens in policy.run(session):
-            on_tokens(tokens)
+            if on_tokens is not None:
+                on_tokens(tokens)
         await session.close()
     finally:
         await transport.close()
     assert session.finished is not None
-    estimates = (
-        {}
-        if controller is None
-        else {
-            "alpha": controller.outcomes.alpha.value,
-            "beta": controller.outcomes.beta.value,
-        }
-    )
-    metrics = statistics.report(replace(transport.traffic), clock, estimates)
+    outcomes = None if controller is None else controller.outcomes
+    metrics = statistics.report(transport.traffic, clock, outcomes)
     return GenerationResult(session.committed[len(request.prompt) :], session.finished, metrics)
 
 

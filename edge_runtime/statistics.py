@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from acespec.edge_runtime.outcome_estimates import OutcomeEstimates
 from acespec.edge_runtime.step_clock import StepClock, now_ms
 from acespec.wire import LinkBytes
 
@@ -47,9 +47,13 @@ class GenerationMetrics:
     own_ms: float
     """Everything else the edge did: its own work between model steps."""
     own_share: float
+    """``own_ms`` over ``total_ms``."""
     idle_share: float
+    """``waiting_ms`` over ``total_ms``."""
     alpha: float | None
+    """Acceptance as estimated at the end, the prior included."""
     beta: float | None
+    """Exponent of the candidate tail as estimated at the end."""
     draft_steps: int
     growth_steps: int
 
@@ -68,6 +72,7 @@ class Statistics:
     lookups: int = 0
     hits: int = 0
     forwards: int = 0
+    """Of the target."""
     waiting_ms: float = 0.0
     budgets: list[int] = field(default_factory=list)
     round_trips_ms: list[float] = field(default_factory=list)
@@ -81,9 +86,9 @@ class Statistics:
         self.tokens += count
 
     def report(
-        self, traffic: LinkBytes, clock: StepClock | None, estimates: Mapping[str, float]
+        self, traffic: LinkBytes, clock: StepClock | None, outcomes: OutcomeEstimates | None
     ) -> GenerationMetrics:
-        """The figures so far. ``clock`` None: no draft model ran. ``estimates``: the final alpha and beta."""
+        """The figures so far. ``clock`` and ``outcomes`` are None if no draft model ran."""
         total_ms = (self.last_token_ms if self.last_token_ms is not None else now_ms()) - self.started_ms
         model_ms = clock.model_ms if clock is not None else {}
         num_steps = clock.num_steps if clock is not None else {}
@@ -117,8 +122,8 @@ class Statistics:
             own_ms=own_ms,
             own_share=own_ms / total_ms if total_ms > 0 else 0.0,
             idle_share=self.waiting_ms / total_ms if total_ms > 0 else 0.0,
-            alpha=estimates.get("alpha"),
-            beta=estimates.get("beta"),
+            alpha=outcomes.alpha.value if outcomes is not None else None,
+            beta=outcomes.beta.value if outcomes is not None else None,
             draft_steps=num_steps.get("draft", 0),
             growth_steps=num_steps.get("growth", 0),
         )

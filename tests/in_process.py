@@ -17,7 +17,8 @@ from acespec.edge_runtime.draft_model import DraftModel
 from acespec.edge_runtime.engine import DraftEngine
 from acespec.edge_runtime.generate import GenerationResult, TargetIdentity, generate
 from acespec.edge_runtime.request import DraftSettings, GenerationRequest
-from acespec.wire import CloudTransport, SessionError, memory_link
+from acespec.wire import SessionError, memory_link
+from acespec.wire.memory import MemoryCloud
 
 STEP_MS = 1.0
 FORWARD_MS = 10.0
@@ -33,14 +34,14 @@ def link_delay(delays_ms: Iterable[float]) -> Callable[[], Awaitable[None]]:
     return delay
 
 
-async def serve(cloud: CloudTransport, engine: TargetEngine) -> None:
+async def serve(cloud: MemoryCloud, engine: TargetEngine) -> None:
     """Serve one session and end its stream as the gRPC service does."""
     try:
         await serve_session(cloud, engine, InlineRunner(), latency_ms=lambda _: FORWARD_MS)
     except SessionError as error:
-        await cloud.close(error)  # type: ignore[attr-defined]
+        await cloud.close(error)
     else:
-        await cloud.close()  # type: ignore[attr-defined]
+        await cloud.close()
 
 
 def draft_model(engine: DraftEngine, step_ms: float) -> DraftModel:

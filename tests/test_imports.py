@@ -129,6 +129,13 @@ def test_every_edge_module_imports_on_the_device(package: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_the_edge_imports_neither_engine_nor_network_until_asked() -> None:
+    result = run_on_the_device(
+        "import acespec.edge_runtime\nassert not {'grpc', 'onnxruntime', 'tokenizers'} & set(sys.modules)"
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_models_imports_on_the_device_as_far_as_the_edge_uses_it() -> None:
     modules = ["acespec.models", *(f"acespec.models.{name}" for name in TORCH_FREE_MODELS)]
     result = run_on_the_device(f"import importlib\nfor name in {modules}: importlib.import_module(name)")
