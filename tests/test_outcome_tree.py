@@ -39,8 +39,11 @@ def new_drafter(
     prompt_length: int = 1,
     end_token_ids: Sequence[int] = (),
     max_context: int = 512,
+    tree_rows: int = 512,
 ) -> Drafter:
-    engine = TableDraftEngine(hashed_table(VOCAB, table_salt), VOCAB, max_context=max_context)
+    engine = TableDraftEngine(
+        hashed_table(VOCAB, table_salt), VOCAB, max_context=max_context, tree_rows=tree_rows
+    )
     rules = DraftRules(params, seed, mode, frozenset(end_token_ids), prompt_length)
     clock = StepClock(StepTimes(dict.fromkeys(engine.buckets, 1.0)))
     return Drafter(engine, rules, InlineRunner(), clock)
@@ -59,9 +62,10 @@ async def grown_tree(
     gamma: int,
     steps: int,
     limit: int,
+    bucket: int = 16,
 ) -> OutcomeTree:
     await drafter.draft(committed, chain, gamma)
-    tree = OutcomeTree(drafter, committed, chain, bucket=16)
+    tree = OutcomeTree(drafter, committed, chain, bucket)
     tree.plant(allocation, gamma, token_limit=limit)
     for _ in range(steps):
         if not tree.can_grow:
@@ -193,6 +197,41 @@ async def test_nothing_is_fed_past_the_draft_context() -> None:
     assert len(chain) == 4
     assert max(position for position, _ in engine_of(drafter).rows) == 5
     assert all(len(b.chain) <= 4 - b.outcome[0] - 1 for b in tree.branches)
+
+
+async def test_more_branches_than_a_step_holds_take_turns() -> None:
+    drafter = new_drafter(4)
+    tree = await grown_tree(drafter, [1, 2], Chain(), [3, 3, 0], 2, 0, 1000, bucket=4)
+    engine_of(drafter).widths.clear()
+    await tree.grow()
+    await tree.grow()
+    lengths = sorted(len(branch.chain) for branch in tree.branches)
+    assert lengths == [1, 1, 1, 1, 2, 2], "none is two ahead of another"
+    await tree.grow()
+    assert engine_of(drafter).widths == [4, 4, 4]
+    assert all(len(branch.chain) == 2 for branch in tree.branches)
+
+
+async def test_growth_ends_where_the_buffer_does() -> None:
+    # the fake engine asserts that its rows fit
+    drafter = new_drafter(4, max_context=6, tree_rows=0)
+    tree = await grown_tree(drafter, [1, 2], Chain(), [2, 0, 0], 2, 9, 1000, bucket=2)
+    assert engine_of(drafter).num_rows == 3 + 2, "another step might need two more, and there is one"
+    assert not tree.can_grow
+    assert [len(branch.chain) for branch in tree.branches] == [1, 1]
+
+
+@pytest.mark.parametrize("mode", AcceptanceMode)
+async def test_a_rank_is_the_place_among_the_branches_there_would_be(mode: AcceptanceMode) -> None:
+    committed, chain = [1, 2], Chain()
+    drafter = new_drafter(4, mode=mode)
+    tree = await grown_tree(drafter, committed, chain, [VOCAB, 0, 0], 2, 0, 1000)
+    planted = [branch.outcome for branch in tree.branches]
+    assert len(planted) == VOCAB - 1, "every token but the drafted one"
+    assert [tree.rank_of(outcome, 4) for outcome in planted] == [1, 2, 3, 4] + [5] * (VOCAB - 5)
+    assert tree.rank_of((2, 3), 4) is None, "no row follows the chain's last token yet"
+    grown = await grown_tree(drafter, committed, chain, [0, 0, 3], 2, 1, 1000)
+    assert [grown.rank_of(branch.outcome, 4) for branch in grown.branches] == [1, 2, 3]
 
 
 async def test_a_prompt_wider_than_the_widest_bucket_is_fed_in_chunks() -> None:
