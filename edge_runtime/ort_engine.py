@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from acespec.edge_runtime.budget import bucket_for
 from acespec.edge_runtime.kv_buffer import KvBuffer
 from acespec.errors import AcespecError
 from acespec.models.manifest import Bundle, GraphVariant, TensorSpec
@@ -123,7 +124,7 @@ class OnnxRuntimeEngine:
         assert positions.shape == (count,), positions.shape
         assert mask.shape == (count, past + count), mask.shape
         assert 0 <= positions.min() <= positions.max() < self._max_context, positions
-        width = next(bucket for bucket in self._buckets if bucket >= count)
+        width = bucket_for(count, self._buckets)
 
         self._tokens[0, :count] = tokens
         self._tokens[0, count:width] = 0

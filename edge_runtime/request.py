@@ -77,6 +77,6 @@ class DraftSettings:
         )
 
     def check_buckets(self, buckets: Sequence[int]) -> None:
-        """``ValueError`` if the budget needs a step wider than all ``buckets``; empty: no check."""
-        if self.budget is not None and buckets:
+        """``ValueError`` if the budget needs a step wider than all ``buckets`` (ascending)."""
+        if self.budget is not None:
             fixed_budget(self.budget, self.gamma, buckets)
