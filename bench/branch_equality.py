@@ -82,7 +82,7 @@ async def compare(
         await drafter.draft(committed, chain, GAMMA)
         tree = OutcomeTree(drafter, committed, chain, bucket=NUM_BRANCHES)
         tree.plant(allocate("uniform", NUM_BRANCHES - 1, GAMMA, 0.6, 0.8).tolist(), GAMMA, token_limit=10**6)
-        while tree.can_grow:
+        while tree.can_grow():
             await tree.grow()
         shared = len(committed) - 1
         for branch in tree.branches:

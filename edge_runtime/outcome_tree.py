@@ -63,6 +63,11 @@ class OutcomeTree:
         self._parents: list[int] = list(range(-1, num_chain_rows - 1))
         self._full_acceptance_branches = 0
         self._last_row: CandidateRow | None = None
+        self._undrawn: dict[Outcome, NDArray[np.float32]] = {}
+        """Logits of the last step by branch. All are drawn from when another step needs the tokens; if the
+        verdict comes first, only its own branch's: the rest would stand between verdict and next round."""
+        self._last_logits: NDArray[np.float32] | None = None
+        """Likewise those of the chain's last token."""
 
     def plant(self, allocation: Sequence[int], max_chain: int, token_limit: int) -> None:
         """Choose the branches: ``allocation[k]`` outcomes with k accepted tokens, k = 0..len(chain).
@@ -95,16 +100,23 @@ class OutcomeTree:
     def lookup(self, outcome: Outcome) -> Branch | None:
         """The branch for ``outcome`` if it has at least one token ready, else None: one dictionary access."""
         branch = self._branches.get(outcome)
-        return branch if branch is not None and branch.chain.drafted else None
+        if branch is None:
+            return None
+        self._draw(branch)
+        return branch if branch.chain.drafted else None
 
     @property
     def branches(self) -> list[Branch]:
         """All branches planted so far, in that order."""
+        self._draw_all()
         return list(self._branches.values())
 
-    @property
     def can_grow(self) -> bool:
-        """Whether another step would compute anything, and has rows to put it in."""
+        """Whether another step would compute anything, and has rows to put it in.
+
+        Draws first from what the last step computed, so ask only when another step is wanted.
+        """
+        self._draw_all()
         has_work = self._wants_last_row() or any(self._growing(b) for b in self._branches.values())
         return has_work and self._drafter.engine.num_rows + self._bucket <= self._drafter.engine.max_rows
 
@@ -123,7 +135,8 @@ class OutcomeTree:
         return branch.chain
 
     async def grow(self) -> None:
-        """One lockstep step: feed pending tokens, draw the next token of every branch fed."""
+        """One lockstep step: feed the pending token of every growing branch."""
+        self._draw_all()
         feeds_last = self._wants_last_row()
         growing = [b for b in self._branches.values() if self._growing(b)]
         # The shortest first: with more branches than the bucket holds, none is left behind.
@@ -142,12 +155,22 @@ class OutcomeTree:
         for index, branch in enumerate(growing, start=int(feeds_last)):
             branch.rows.append(first_row + index)
             branch.parent = first_offset + index
-            self._extend(branch, logits[index])
+            self._undrawn[branch.outcome] = logits[index]
         if feeds_last:
             self._num_path_rows += 1
-            self._plant_full_acceptance(logits[0])
+            self._last_logits = logits[0]
 
-    def _extend(self, branch: Branch, logits: NDArray[np.float32]) -> None:
+    def _draw_all(self) -> None:
+        for branch in list(self._branches.values()):
+            self._draw(branch)
+        if self._last_logits is not None:
+            self._plant_full_acceptance(self._last_logits)
+            self._last_logits = None
+
+    def _draw(self, branch: Branch) -> None:
+        logits = self._undrawn.pop(branch.outcome, None)
+        if logits is None:
+            return
         accepted, root = branch.outcome
         before = (self._committed, self._sent.tokens[:accepted], [root], branch.chain.tokens)
         branch.chain.drafted.append(self._drafter.draw(logits, *before))
@@ -176,4 +199,4 @@ class OutcomeTree:
         return len(branch.chain) < branch.max_length and not self._drafter.ends(branch.chain)
 
     def _wants_last_row(self) -> bool:
-        return self._full_acceptance_branches > 0
+        return self._full_acceptance_branches > 0 and self._last_logits is None

@@ -83,7 +83,7 @@ class RoundsPolicy:
         """Grow one step at a time; the moment the verdict is there, growth is over, whatever it reached."""
         receiving = asyncio.ensure_future(session.receive_verdict())
         try:
-            while tree.can_grow and not receiving.done():
+            while not receiving.done() and tree.can_grow():
                 if not self._controller.worth_a_step(now_ms(), sent_ms, bucket):
                     await self._wait(session, receiving, self._controller.overdue_ms(now_ms(), sent_ms))
                     if receiving.done():

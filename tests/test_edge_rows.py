@@ -77,7 +77,7 @@ class EdgeRows(RuleBasedStateMachine):
         tree = OutcomeTree(self.drafter, self.committed, self.chain, bucket=16)
         tree.plant(allocate(strategy, 15, gamma, 0.6, 0.8), gamma, token_limit=10_000)
         for _ in range(steps):
-            if tree.can_grow:
+            if tree.can_grow():
                 await tree.grow()
         ready = [branch.outcome for branch in tree.branches if branch.chain.drafted]
         outcome = ready[choice] if choice < len(ready) else (min(accepted, gamma), other_token)

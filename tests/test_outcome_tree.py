@@ -68,7 +68,7 @@ async def grown_tree(
     tree = OutcomeTree(drafter, committed, chain, bucket)
     tree.plant(allocation, gamma, token_limit=limit)
     for _ in range(steps):
-        if not tree.can_grow:
+        if not tree.can_grow():
             break
         await tree.grow()
     return tree
@@ -161,7 +161,7 @@ async def test_lockstep_feeds_all_branches_in_one_step_and_the_last_chain_token_
     assert engine_of(drafter).widths[1:] == [3 + 2 + 4]
     await tree.grow()
     assert engine_of(drafter).widths[2:] == [4], "only the full-acceptance branches are one token short"
-    assert not tree.can_grow
+    assert not tree.can_grow()
     assert all(len(b.chain) == 2 for b in tree.branches)
 
 
@@ -217,7 +217,7 @@ async def test_growth_ends_where_the_buffer_does() -> None:
     drafter = new_drafter(4, max_context=6, tree_rows=0)
     tree = await grown_tree(drafter, [1, 2], Chain(), [2, 0, 0], 2, 9, 1000, bucket=2)
     assert engine_of(drafter).num_rows == 3 + 2, "another step might need two more, and there is one"
-    assert not tree.can_grow
+    assert not tree.can_grow()
     assert [len(branch.chain) for branch in tree.branches] == [1, 1]
 
 
