@@ -62,14 +62,14 @@ class OnnxRuntimeEngine:
         self._max_context = min(manifest.max_context, max_context or manifest.max_context)
         self._vocab_size = manifest.vocab_size
         self._row_shape = (manifest.num_kv_heads, manifest.head_dim)
-        self._rows = KvBuffer(2 * manifest.num_layers, self._max_context + tree_rows, self._row_shape)
-
-        widest = self._buckets[-1]
-        self._tokens = np.zeros((1, widest), np.int64)
-        self._positions = np.zeros((1, widest), np.int64)
-        self._mask = np.zeros(widest * (1 + self._rows.max_rows + widest), np.float32)
-        self._mask_address = self._mask.ctypes.data
-        self._logits = np.zeros((widest, self._vocab_size), np.float32)
+        check_shapes(bundle, variant)
+        try:
+            self._allocate(2 * manifest.num_layers, self._max_context + tree_rows)
+        except MemoryError as error:
+            raise EngineError(
+                f"there is no memory for the {self._max_context} positions of {bundle.folder} ({error}); "
+                "export it again with a smaller --context"
+            ) from None
 
         past_names = [spec.name for spec in variant.inputs if spec.name.startswith("past_")]
         self._past_bindings = list(zip(past_names, self._rows.past_addresses, strict=True))
@@ -82,6 +82,16 @@ class OnnxRuntimeEngine:
                 sessions[file_name] = open_session(path, threads, accuracy_level)
                 check_interface(path, sessions[file_name], variant)
             self._steps[width] = self._prepare_step(width, sessions[file_name], new_names)
+
+    def _allocate(self, num_tensors: int, max_rows: int) -> None:
+        """Make every buffer whose place the graph is told."""
+        self._rows = KvBuffer(num_tensors, max_rows, self._row_shape)
+        widest = self._buckets[-1]
+        self._tokens = np.zeros((1, widest), np.int64)
+        self._positions = np.zeros((1, widest), np.int64)
+        self._mask = np.zeros(widest * (1 + max_rows + widest), np.float32)
+        self._mask_address = self._mask.ctypes.data
+        self._logits = np.zeros((widest, self._vocab_size), np.float32)
 
     def _prepare_step(self, width: int, session: ort.InferenceSession, new_names: list[str]) -> BucketStep:
         binding = session.io_binding()
@@ -178,6 +188,29 @@ def open_session(path: Path, threads: int, accuracy_level: int) -> ort.Inference
     except Exception as error:  # ONNX Runtime's errors share no narrower base
         cause = " ".join(str(error).split())
         raise EngineError(f"ONNX Runtime cannot load {path} ({cause}); export the bundle again") from None
+
+
+def check_shapes(bundle: Bundle, variant: GraphVariant) -> None:
+    """Raise `EngineError` unless the interface has the layers and widths that the manifest states.
+
+    Buffers are made by those numbers and bound by address: they must not be wrong.
+    """
+    manifest = bundle.manifest
+    past = [spec.shape for spec in variant.inputs if spec.name.startswith("past_")]
+    new = [spec.shape for spec in variant.outputs if spec.name.startswith("new_")]
+    logits = [spec.shape for spec in variant.outputs if spec.name == "logits"]
+    row_shape = (manifest.num_kv_heads, manifest.head_dim)
+    if (
+        len(past) != 2 * manifest.num_layers
+        or len(new) != len(past)
+        or any(shape[1:] != row_shape for shape in past + new)
+        or [shape[-1:] for shape in logits] != [(manifest.vocab_size,)]
+    ):
+        raise EngineError(
+            f"the manifest of {bundle.folder} contradicts itself: its graph's interface is not that of "
+            f"{manifest.num_layers} layers with rows of {row_shape} and {manifest.vocab_size} logits; "
+            "export the bundle again"
+        )
 
 
 def check_interface(path: Path, session: ort.InferenceSession, variant: GraphVariant) -> None:

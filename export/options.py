@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from acespec.errors import AcespecError
+from acespec.models.manifest import WIDEST_BUCKET
 
 PRECISIONS = ("fp32", "int8", "int4")
 DEFAULT_BUCKETS = (1, 8, 16, 32)
 DEFAULT_CONTEXT = 2048
-WIDEST_BUCKET = 1024
 
 
 @dataclass(frozen=True)

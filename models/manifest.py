@@ -22,11 +22,16 @@ from acespec.models.latency import LatencyProfile
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
+WIDEST_BUCKET = 1024
+"""Tokens a step may have at most."""
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # One folder deep, no way out of it: the manifest may come from somewhere else.
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")]
 Width = Annotated[int, Field(ge=1)]
+BucketWidth = Annotated[int, Field(ge=1, le=WIDEST_BUCKET)]
+Context = Annotated[int, Field(ge=1, lt=2**24)]  # positions on the wire have 24 bits
+TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class BundleError(AcespecError):
@@ -57,7 +62,7 @@ class GraphVariant(Sealed):
     name: str
     """``portable`` (primitives of opset 21); further variants are added beside it."""
     opset: int
-    bucket_files: dict[Width, FileName] = Field(min_length=1)
+    bucket_files: dict[BucketWidth, FileName] = Field(min_length=1)
     """Bucket width -> graph file."""
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -80,7 +85,7 @@ class BundleManifest(Sealed):
     """A target is compatible when its tokenizer has the same hash."""
     vocab_size: Width
     """The tokenizer's size, and the width of the logits."""
-    end_token_ids: tuple[int, ...]
+    end_token_ids: tuple[TokenId, ...]
     bos_token: str | None
     eos_token: str | None
     tokenizer_file: FileName
@@ -89,7 +94,7 @@ class BundleManifest(Sealed):
     num_layers: Width
     num_kv_heads: Width
     head_dim: Width
-    max_context: Width
+    max_context: Context
     """Positions the draft may be fed: 0 .. max_context - 1."""
     precision: str
     """``fp32``, ``int8`` or ``int4``: how the weights are stored. Inputs and outputs are float32 in all."""
@@ -173,7 +178,7 @@ def _read_manifest(folder: Path) -> BundleManifest:
         raise BundleError(f"bundle file {file} cannot be read ({_reason(error)})") from None
     try:
         raw = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"bundle file {file} is not JSON ({_reason(error)})") from None
     version = raw.get("format_version") if isinstance(raw, dict) else None
     if version != FORMAT_VERSION:

@@ -68,3 +68,11 @@ def test_without_a_profile_of_every_bucket_a_few_steps_are_measured_and_forgotte
     assert draft.profile_at(500) == measured
     assert draft.engine.num_rows == 0
     assert "has no latency profile" in caplog.text
+
+
+def test_steps_wider_than_the_context_are_measured_too() -> None:
+    bundle = tiny_bundle()
+    manifest = bundle.manifest.model_copy(update={"max_context": 3})
+    draft = load_draft(dataclasses.replace(bundle, manifest=manifest), threads=1)
+    draft.runner.close()
+    assert tuple(draft.profile_at(0)) == BUCKETS

@@ -112,6 +112,9 @@ def test_a_folder_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
         (lambda raw: raw.update(colour="red"), "invalid at colour"),
         (lambda raw: raw.pop("head_dim"), "invalid at head_dim"),
         (lambda raw: raw.update(num_layers=0), "invalid at num_layers"),
+        (lambda raw: raw.update(max_context=2**24), "invalid at max_context"),
+        (lambda raw: raw.update(end_token_ids=[-1]), r"invalid at end_token_ids\.0"),
+        (lambda raw: raw["graphs"][0].update(bucket_files={"2000": "portable.onnx"}), "bucket_files.2000"),
         (lambda raw: raw.update(tokenizer_file="../tokenizer.json"), "invalid at tokenizer_file"),
         (lambda raw: raw.update(tokenizer_file="/etc/passwd"), "invalid at tokenizer_file"),
         (lambda raw: raw["file_sha256"].update({"..": "ab" * 32}), r"invalid at file_sha256\.\.\."),
@@ -131,7 +134,7 @@ def test_a_manifest_that_does_not_hold_is_refused_by_field(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff\xfe", b"null"])
+@pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff\xfe", b"null", b"[" * 100_000])
 def test_a_manifest_that_is_no_manifest_is_refused(tmp_path: Path, content: bytes) -> None:
     write_bundle(tmp_path)
     (tmp_path / "manifest.json").write_bytes(content)

@@ -206,6 +206,22 @@ def test_a_graph_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [{"num_layers": 1}, {"num_layers": 10**12}, {"num_kv_heads": 1}, {"head_dim": 9}, {"vocab_size": 7}],
+)
+def test_numbers_that_are_not_the_graphs_are_refused_before_any_buffer_is_made(
+    tmp_path: Path, changes: dict[str, int]
+) -> None:
+    with pytest.raises(EngineError, match=r"contradicts itself: .*export the bundle again"):
+        OnnxRuntimeEngine(copied_bundle(tmp_path, **changes))
+
+
+def test_a_context_beyond_the_memory_is_one_line() -> None:
+    with pytest.raises(EngineError, match=r"no memory .*smaller --context"):
+        OnnxRuntimeEngine(tiny_bundle(), tree_rows=2**48)
+
+
+@pytest.mark.parametrize(
     ("precision", "version", "warned"),
     [
         ("int8", "1.24.4", True),
