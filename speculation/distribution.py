@@ -17,6 +17,11 @@ _NUCLEUS_GUESS = 1024
 """A nucleus is looked for among this many largest entries before the whole row is sorted."""
 
 
+_LOW_TEMPERATURE = 0.4
+_NEGLIGIBLE = 20.0
+"""A draft's candidate this many temperatures below the best has e^-20 of its weight."""
+
+
 class InvalidLogitsError(AcespecError):
     """A model produced NaN or infinite logits."""
 
@@ -59,13 +64,14 @@ def scaled_scores(
     Scores are penalized log-probabilities at the temperature up to a constant: the largest is 0. At
     temperature 0 they are the logits' own differences.
     """
-    if not math.isfinite(logits.max()):
+    best = float(logits.max())
+    if not math.isfinite(best):
         raise InvalidLogitsError("the model produced NaN or infinite logits; run it at a higher precision")
     if max_candidates is None:
         ids = np.arange(len(logits))
         scores = logits.astype(np.float64)
     else:
-        ids = largest(logits, max_candidates)
+        ids = _candidates(logits, best, params, max_candidates)
         scores = logits[ids].astype(np.float64)
     if counts is not None and params.has_penalties:
         scores = counts.penalize(ids, scores, params)
@@ -74,6 +80,20 @@ def scaled_scores(
         with np.errstate(over="ignore"):  # -inf is right: at so low a temperature only the best are left
             scores /= params.temperature
     return ids, scores
+
+
+def _candidates(
+    logits: NDArray[np.float32], best: float, params: SamplingParams, max_candidates: int
+) -> NDArray[np.int64]:
+    """Return the ids, ascending, of the draft's candidates: the largest logits, at most ``max_candidates``.
+
+    At a low temperature what lies far below the best is left out too: it has no weight, and without it what
+    follows takes half the time. Not with penalties, which may bring the best down.
+    """
+    if 0.0 < params.temperature <= _LOW_TEMPERATURE and not params.has_penalties:
+        near = np.flatnonzero(logits >= best - _NEGLIGIBLE * params.temperature)
+        return near if len(near) <= max_candidates else near[largest(logits[near], max_candidates)]
+    return largest(logits, max_candidates)
 
 
 def warp(ids: NDArray[np.int64], scores: NDArray[np.float64], params: SamplingParams) -> Distribution:
