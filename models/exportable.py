@@ -215,11 +215,22 @@ def refuse_by_config(model: PreTrainedModel) -> None:
 
 
 def load_decoder(folder: Path) -> PreTrainedModel:
-    """Load a causal language model from a Hugging Face folder at float32. Nothing is downloaded."""
+    """Load a causal language model from a Hugging Face folder at float32. Nothing is downloaded.
+
+    Raises ``ModelFolderError`` if it cannot be loaded whole.
+    """
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        cause = " ".join(str(error).split())
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
+    except Exception as error:  # each format and architecture has its own
+        cause = " ".join(str(error).split())[:300]
         raise ModelFolderError(f"{folder} cannot be loaded as a causal language model: {cause}") from error
+    model, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers has filled them with random values
+        raise ModelFolderError(
+            f"{folder} lacks {len(missing)} of the model's tensors, {missing[0]} first; fetch the model again"
+        )
     assert isinstance(model, PreTrainedModel)
     return model

@@ -232,6 +232,19 @@ def test_models_that_cannot_be_exported_are_refused_before_anything_is_written(t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "mistral"]
 
 
+def test_a_model_that_is_not_whole_is_refused_and_not_filled_with_random_weights(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model", "llama")
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelFolderError, match="cannot be loaded"):
+        export_bundle(folder, tmp_path / "bundle")
+    weights.write_bytes(whole)
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 3}))
+    with pytest.raises(ModelFolderError, match=r"lacks 9 of the model's tensors, model\.layers\.2\."):
+        export_bundle(folder, tmp_path / "bundle")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
