@@ -15,6 +15,7 @@ import click
 from acespec.bench.link import DirectionShape, LinkShape, parse_rate
 from acespec.bench.relay import Relay, Traffic
 from acespec.errors import AcespecError
+from acespec.options import FiniteRange
 
 Address = tuple[str, int]
 T = TypeVar("T")
@@ -48,10 +49,8 @@ class RateType(click.ParamType[float]):
 @click.command("wan-relay")
 @click.option("--listen", type=AddressType(), required=True, help="Where to listen; port 0 takes a free one.")
 @click.option("--target", type=AddressType(), required=True, help="Where to carry each connection.")
-@click.option("--rtt", type=click.FloatRange(min=0), default=50.0, show_default=True, help="Round trip, ms.")
-@click.option(
-    "--jitter", type=click.FloatRange(min=0), default=0.0, help="Up to this much more each way, ms."
-)
+@click.option("--rtt", type=FiniteRange(min=0), default=50.0, show_default=True, help="Round trip, ms.")
+@click.option("--jitter", type=FiniteRange(min=0), default=0.0, help="Up to this much more each way, ms.")
 @click.option("--rate", type=RateType(), help="Limit of both directions, as 50kbps; by default none.")
 @click.option("--rate-up", type=RateType(), help="Limit towards the target, instead of --rate.")
 @click.option("--rate-down", type=RateType(), help="Limit towards the client, instead of --rate.")
@@ -107,8 +106,8 @@ def _report(traffic: Traffic) -> None:
 @click.option("-p", "--prompt", help="Another prompt than the built-in one.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=160, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=7, show_default=True)
-@click.option("--temperature", type=click.FloatRange(0.0, 100.0), default=0.3, show_default=True)
-@click.option("--rtt", type=click.FloatRange(min=0), default=50.0, show_default=True, help="Round trip, ms.")
+@click.option("--temperature", type=FiniteRange(0.0, 100.0), default=0.3, show_default=True)
+@click.option("--rtt", type=FiniteRange(min=0), default=50.0, show_default=True, help="Round trip, ms.")
 @click.option("--no-pace", is_flag=True, help="Let the verifier run as fast as this machine does.")
 @click.option("--prepare-only", is_flag=True, help="Fetch, derive and export what is missing, and stop.")
 def demo(

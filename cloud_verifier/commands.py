@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from acespec.compute import StepRunner, ThreadRunner
+from acespec.options import THREADS, FiniteRange
 
 if TYPE_CHECKING:
     from acespec.cloud_verifier.engine import TargetEngine
@@ -38,12 +39,10 @@ if TYPE_CHECKING:
     type=click.Choice(["float32", "bf16", "fp16"]),
     help="Below float32, tokens that nearly tie may come out differently.",
 )
-@click.option(
-    "--threads", type=click.IntRange(1), help="CPU threads of a forward.  [default: PyTorch's choice]"
-)
+@click.option("--threads", type=THREADS, help="CPU threads of a forward.  [default: PyTorch's choice]")
 @click.option(
     "--pace-forward-ms",
-    type=click.FloatRange(0.0, 600_000.0),
+    type=FiniteRange(0.0, 600_000.0),
     metavar="MS",
     help="Make every forward take at least this long, as a larger target would.",
 )

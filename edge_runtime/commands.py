@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from acespec.edge_runtime.request import DraftSettings, GenerationRequest
 from acespec.errors import AcespecError
 from acespec.models import DEMO_PAIR, bundles_folder, load_tokenizer, pair
 from acespec.models.manifest import Bundle, load_bundle
+from acespec.options import THREADS, FiniteRange
 from acespec.speculation import Allocation, SamplingParams
 from acespec.wire import MAX_CHAIN, AcceptanceMode
 
@@ -29,7 +31,7 @@ PAIR = pair(DEMO_PAIR)
 @click.option(
     "--connect-timeout",
     "connect_timeout_s",
-    type=click.FloatRange(0.0, min_open=True),
+    type=FiniteRange(0.0, min_open=True),
     default=10.0,
     show_default=True,
     metavar="SECONDS",
@@ -84,9 +86,7 @@ PAIR = pair(DEMO_PAIR)
     show_default=True,
     help="How branches are spread over the depths of the chain.",
 )
-@click.option(
-    "--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of the draft engine."
-)
+@click.option("--threads", type=THREADS, default=1, show_default=True, help="Threads of the draft engine.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object with tokens, text and every metric."
 )
@@ -110,6 +110,8 @@ def generate(
     request, settings = requested(bundle, prompt_ids, options)
     model = load_draft(bundle, threads) if policy == "rounds" else None
     text = IncrementalText(tokenizer)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
 
     def show(piece: str) -> None:
         if not as_json:

@@ -125,6 +125,11 @@ class GrpcTransport:
                 ErrorCode.UNAVAILABLE,
                 f"lost the verifier at {self._address} ({detail}); is it still running?",
             )
+        if status is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in detail:  # gRPC's own words
+            return SessionError(
+                ErrorCode.RESOURCE_EXHAUSTED,
+                f"the verifier takes no message as large as this prompt ({detail}); shorten the prompt",
+            )
         known = {code.value for code in ErrorCode}
         code = ErrorCode(status.name) if status.name in known else ErrorCode.INTERNAL
         return SessionError(code, f"the verifier refused: {detail}")

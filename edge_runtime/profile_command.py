@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
+from acespec.options import THREADS
+
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option(
-    "--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of the engine."
-)
+@click.option("--threads", type=THREADS, default=1, show_default=True, help="Threads of the engine.")
 @click.option("--repeats", type=click.IntRange(1), default=7, show_default=True, help="Steps a median is of.")
 def profile(bundle: Path, threads: int, repeats: int) -> None:
     """Measure BUNDLE's steps on this machine and store the latencies in its manifest.

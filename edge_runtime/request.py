@@ -9,7 +9,7 @@ from enum import Enum
 from acespec.edge_runtime.budget import fixed_budget
 from acespec.models import Pair
 from acespec.speculation import Allocation, SamplingParams
-from acespec.wire import MAX_CHAIN, AcceptanceMode
+from acespec.wire import MAX_CHAIN, POSITION_LIMIT, AcceptanceMode
 
 
 class FinishReason(str, Enum):
@@ -35,6 +35,11 @@ class GenerationRequest:
             raise ValueError("the prompt is empty: give at least one token")
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
+        if self.token_limit >= POSITION_LIMIT:
+            raise ValueError(
+                f"a prompt of {len(self.prompt)} tokens and {self.max_new_tokens} new ones are more than the "
+                f"{POSITION_LIMIT - 1} a session may have: lower max_new_tokens"
+            )
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be between 0 and 2**64 - 1, not {self.seed}")
 

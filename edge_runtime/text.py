@@ -15,10 +15,15 @@ from acespec.models.manifest import Bundle
 def encode_prompt(tokenizer: Tokenizer, bundle: Bundle, prompt: str, chat: bool) -> tuple[int, ...]:
     """Token ids of ``prompt``, as a user's message in the model's chat template or as it is.
 
-    Raises ``AcespecError`` if nothing is left to continue, or if the model has no chat template.
+    Raises ``AcespecError`` if nothing is left to continue, for bytes that were no text, or if the model has
+    no chat template.
     """
     if not prompt:
         raise AcespecError("the prompt is empty: give some text with -p")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise AcespecError("the prompt is not text in the terminal's encoding: give UTF-8 with -p") from None
     if chat:
         manifest = bundle.manifest
         text = render_chat(

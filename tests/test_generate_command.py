@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import socket
@@ -115,6 +116,27 @@ def test_a_prompt_longer_than_the_targets_context(server: str) -> None:
     fails(generate(server, "-p", "x" * MAX_CONTEXT), "does not fit the target's context of 96", "shorten")
 
 
+def test_a_prompt_larger_than_any_message(server: str) -> None:
+    fails(generate(server, "-p", "x" * 100_000), "no message as large as this prompt", "shorten")
+
+
+def test_a_prompt_that_is_no_text(server: str) -> None:
+    fails(generate(server, "-p", os.fsdecode(b"\xff\xfe")), "not text", "UTF-8")
+
+
+def test_a_terminal_that_lacks_a_character_does_not_end_the_text(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = ("-p", "Hello", "--max-new-tokens", "30")
+    text = generate_json(server, *common)["text"]
+    assert isinstance(text, str)
+    assert not text.isascii()
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    plain = generate(server, *common)
+    assert plain.returncode == 0, plain.stderr
+    assert plain.stdout == text.encode("ascii", "replace").decode() + "\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "fragment"),
     [
@@ -125,6 +147,9 @@ def test_a_prompt_longer_than_the_targets_context(server: str) -> None:
         (("--temperature", "-1"), "temperature"),
         (("--top-p", "1.5"), "top_p"),
         (("--max-new-tokens", "0"), "--max-new-tokens"),
+        (("--max-new-tokens", "99999999999"), "lower max_new_tokens"),
+        (("--threads", "100000"), "--threads"),
+        (("--connect-timeout", "nan"), "--connect-timeout"),
         (("--mode", "nonesuch"), "--mode"),
     ],
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from acespec.wire.codec import Codec, decode_open, encode_open
 from acespec.wire.errors import ErrorCode, SessionError
-from acespec.wire.layout import downlink_bits_draws, downlink_bits_sparse, token_bits
+from acespec.wire.layout import POSITION_LIMIT, downlink_bits_draws, downlink_bits_sparse, token_bits
 from acespec.wire.memory import memory_link
 from acespec.wire.messages import (
     MAX_CHAIN,
@@ -39,6 +39,7 @@ from acespec.wire.transport import CloudTransport, EdgeTransport, LinkBytes
 
 __all__ = [
     "MAX_CHAIN",
+    "POSITION_LIMIT",
     "PROTOCOL_VERSION",
     "SEQ_MODULUS",
     "AcceptanceMode",
