@@ -118,11 +118,16 @@ def generate(
             sys.stdout.write(piece)
             sys.stdout.flush()
 
-    result = asyncio.run(
-        generate_over_grpc(
-            server, connect_timeout_s, bundle, request, settings, model, lambda ids: show(text.push(ids))
+    try:
+        result = asyncio.run(
+            generate_over_grpc(
+                server, connect_timeout_s, bundle, request, settings, model, lambda ids: show(text.push(ids))
+            )
         )
-    )
+    except AcespecError:
+        if text.text:
+            show("\n")  # the error gets a line of its own
+        raise
     show(text.finish() + "\n")
     if as_json:
         click.echo(json.dumps(report(result, text.text)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from acespec.edge_runtime.request import DraftSettings, FinishReason, Generation
 from acespec.edge_runtime.session import EdgeSession
 from acespec.edge_runtime.statistics import GenerationMetrics, Statistics
 from acespec.edge_runtime.step_clock import StepClock
-from acespec.wire import EdgeTransport
+from acespec.wire import EdgeTransport, SessionError
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,10 @@ async def generate(
         async for tokens in policy.run(session):
             if on_tokens is not None:
                 on_tokens(tokens)
-        await session.close()
+        with contextlib.suppress(
+            SessionError
+        ):  # the text is whole: a verifier lost now takes nothing from it
+            await session.close()
     finally:
         await transport.close()
     assert session.finished is not None

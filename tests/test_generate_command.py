@@ -196,3 +196,31 @@ def test_a_refused_client_leaves_the_server_to_others(server: str) -> None:
     before = generate_json(server, "-p", "Hi", "--max-new-tokens", "8")
     fails(generate(server, "-p", "x" * MAX_CONTEXT), "context")
     assert generate_json(server, "-p", "Hi", "--max-new-tokens", "8")["tokens"] == before["tokens"]
+
+
+def test_a_verifier_killed_within_the_text_is_one_line_of_its_own(tmp_path: Path) -> None:
+    """The error does not hang on the end of the text that was shown so far."""
+    model = write_target_folder(tmp_path / "tiny-llama")
+    serving = subprocess.Popen(
+        command("serve", "--model", str(model), "--port", "0", "--threads", "1", "--pace-forward-ms", "50"),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert serving.stdout is not None
+    match = re.search(r"ready on (\S+)", serving.stdout.readline())
+    assert match is not None
+    arguments = ("--raw", "-p", "Hi", "--max-new-tokens", "90", "--policy", "cloud")
+    generating = subprocess.Popen(
+        command("generate", "--server", match[1], "--draft", str(tiny_bundle().folder), *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert generating.stdout is not None
+    first = generating.stdout.read(1)
+    serving.kill()
+    serving.wait()
+    out, err = generating.communicate(timeout=60)
+    assert generating.returncode == 1
+    assert (first + out).endswith(b"\n")
+    assert len(err.splitlines()) == 1
+    assert b"lost the verifier at " in err
