@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from acespec.bench.processes import Service, run_to_end
 from acespec.bench.relay import Traffic
 from acespec.edge_runtime.draft_model import DraftModel, load_draft
-from acespec.edge_runtime.generate import GenerationResult, TargetIdentity, generate
-from acespec.edge_runtime.grpc_transport import VerifierChannel
+from acespec.edge_runtime.generate import GenerationResult
+from acespec.edge_runtime.remote import generate_remotely
 from acespec.edge_runtime.request import DraftSettings, GenerationRequest
 from acespec.edge_runtime.text import IncrementalText, encode_prompt
 from acespec.errors import AcespecError
@@ -157,17 +157,14 @@ async def _run(
         sampling=options.sampling,
         seed=options.seed,
     )
-    settings = DraftSettings.recommended(PAIR)
-    async with VerifierChannel(link.address) as channel:
-        result = await generate(
-            channel.session(),
-            request,
-            bundle.manifest.vocab_size,
-            draft,
-            settings,
-            TargetIdentity(vocabulary_hash=bundle.manifest.vocabulary_hash),
-            lambda tokens: on_text(text.push(tokens)),
-        )
+    result = await generate_remotely(
+        link.address,
+        bundle,
+        request,
+        draft,
+        DraftSettings.recommended(PAIR),
+        lambda tokens: on_text(text.push(tokens)),
+    )
     on_text(text.finish())
     return Run(result, text.text, await _carried(link))
 

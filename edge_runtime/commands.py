@@ -7,14 +7,13 @@ import dataclasses
 import io
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from acespec.edge_runtime.draft_model import DraftModel, load_draft
-from acespec.edge_runtime.generate import GenerationResult, TargetIdentity
+from acespec.edge_runtime.draft_model import load_draft
+from acespec.edge_runtime.generate import GenerationResult
 from acespec.edge_runtime.request import DraftSettings, GenerationRequest
 from acespec.errors import AcespecError
 from acespec.models import DEMO_PAIR, bundles_folder, load_tokenizer, pair
@@ -102,6 +101,7 @@ def generate(
     **options: Any,
 ) -> None:
     """Generate text with a draft model here and a verifier in the cloud."""
+    from acespec.edge_runtime.remote import generate_remotely
     from acespec.edge_runtime.text import IncrementalText, encode_prompt
 
     bundle = load_bundle(draft if draft is not None else demo_bundle())
@@ -120,8 +120,8 @@ def generate(
 
     try:
         result = asyncio.run(
-            generate_over_grpc(
-                server, connect_timeout_s, bundle, request, settings, model, lambda ids: show(text.push(ids))
+            generate_remotely(
+                server, bundle, request, model, settings, lambda ids: show(text.push(ids)), connect_timeout_s
             )
         )
     except AcespecError:
@@ -157,27 +157,6 @@ def requested(
     except ValueError as error:
         raise AcespecError(str(error)) from None
     return request, settings
-
-
-async def generate_over_grpc(
-    server: str,
-    connect_timeout_s: float,
-    bundle: Bundle,
-    request: GenerationRequest,
-    settings: DraftSettings,
-    draft: DraftModel | None,
-    on_tokens: Callable[[list[int]], object],
-) -> GenerationResult:
-    """Connect to ``server`` and generate ``request``."""
-    from acespec.edge_runtime.generate import generate  # the command above has the same name
-    from acespec.edge_runtime.grpc_transport import VerifierChannel
-
-    manifest = bundle.manifest
-    identity = TargetIdentity(vocabulary_hash=manifest.vocabulary_hash)
-    async with VerifierChannel(server, connect_timeout_s) as channel:
-        return await generate(
-            channel.session(), request, manifest.vocab_size, draft, settings, identity, on_tokens
-        )
 
 
 def demo_bundle() -> Path:
