@@ -14,6 +14,7 @@ from acespec.models.catalog import MODELS, KnownModel
 from acespec.models.derive import derive_draft
 from acespec.models.fetch import fetch
 from acespec.models.files import read_json_object
+from acespec.models.fingerprint import model_fingerprint
 from acespec.models.pairs import PAIRS
 from acespec.models.record import ModelRecord, read_record
 from acespec.models.sources import MODEL_NAME, SourceKind, plan_fetch, resolve_model
@@ -75,10 +76,17 @@ def derive_command(target: str, output: str, skip_layers: str | None, num_skip: 
         raise click.UsageError("give either --skip-layers or --num-skip")
     folder = resolve_model(target)
     destination = models_folder() / output if MODEL_NAME.fullmatch(output) else Path(output).expanduser()
+    asked = None if skip_layers is None else parse_layers(skip_layers)
     if destination.exists():  # before the search, which takes minutes
+        record = read_record(destination)
+        made = None if record is None else (record.skipped_layers, record.target_fingerprint)
+        if asked is not None and made == (asked, model_fingerprint(folder)):
+            _say(f"{destination.name} is there already, derived from this target without these layers")
+            click.echo(destination)
+            return
         raise AcespecError(f"{destination} exists already; delete it or choose another name with -o")
-    if skip_layers is not None:
-        layers = parse_layers(skip_layers)
+    if asked is not None:
+        layers = asked
     else:
         from acespec.models.layer_choice import choose_layers_of
 
@@ -113,7 +121,12 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 def _models_table() -> Table:
     table = Table(
-        Column("model", no_wrap=True), "cached", "layers", "source", title="Models", title_justify="left"
+        Column("model", no_wrap=True),
+        "cached",
+        "layers",
+        Column("source", overflow="fold"),  # whole, so that it can be copied
+        title="Models",
+        title_justify="left",
     )
     cached = [path.name for path in models_folder().glob("*") if (path / "config.json").is_file()]
     for name in [*MODELS, *sorted(set(cached) - set(MODELS))]:
@@ -130,8 +143,8 @@ def _models_table() -> Table:
 def _pairs_table() -> Table:
     table = Table(
         Column("pair", no_wrap=True),
-        "target",
-        "draft",
+        Column("target", overflow="fold"),
+        Column("draft", overflow="fold"),
         "gamma",
         "allocation",
         title="Pairs",

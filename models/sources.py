@@ -45,6 +45,8 @@ class FetchPlan:
 
     name: str
     sources: tuple[Source, ...]
+    any_source: bool = False
+    """Whether a cached model of this name will do wherever it came from: nobody asked for a source."""
 
 
 def resolve_model(name_or_path: str) -> Path:
@@ -103,7 +105,8 @@ def plan_fetch(
         raise AcespecError(
             f"{chosen!r} cannot name a model; choose letters, digits, '.', '_' and '-' with --name"
         )
-    return FetchPlan(chosen, tuple(sources))
+    any_source = known is not None and known.name == name_or_source and kind is None and origin is None
+    return FetchPlan(chosen, tuple(sources), any_source)
 
 
 def _known_name(name_or_hub_id: str) -> str:

@@ -111,6 +111,29 @@ def test_derive_draft_refuses_to_overwrite_before_it_searches(cache: Path, tmp_p
         invoke("derive-draft", str(tmp_path / "tiny"), "-o", "small", "--num-skip", "1")
 
 
+def test_derive_draft_again_is_no_error_if_it_is_the_same_draft(cache: Path, tmp_path: Path) -> None:
+    write_model_folder(tmp_path / "tiny")
+    command = ("derive-draft", str(tmp_path / "tiny"), "-o", "small", "--skip-layers")
+    first, again = invoke(*command, "1,2"), invoke(*command, "2,1")
+    assert first.stdout == again.stdout
+    assert "is there already" in again.stderr
+    with pytest.raises(AcespecError, match="exists already"):
+        invoke(*command, "1,3")
+    write_model_folder(tmp_path / "tiny", seed=1)
+    with pytest.raises(AcespecError, match="exists already"):
+        invoke(*command, "1,2")
+
+
+def test_fetch_does_not_pass_off_a_cached_model_as_one_from_elsewhere(cache: Path, tmp_path: Path) -> None:
+    write_model_folder(tmp_path / "one" / "tiny")
+    write_model_folder(tmp_path / "two" / "tiny", seed=1)
+    invoke("fetch", str(tmp_path / "one" / "tiny"))
+    with pytest.raises(AcespecError, match=r"in the cache from folder .*one.*, not from .*two.*--name"):
+        invoke("fetch", str(tmp_path / "two" / "tiny"))
+    other = invoke("fetch", str(tmp_path / "two" / "tiny"), "--name", "tiny-two")
+    assert other.stdout.strip() == str(cache / "models" / "tiny-two")
+
+
 @pytest.mark.parametrize("text", ["", "1,", "a", "1;2", "-1", "1,1", "²"])
 def test_layers_that_cannot_be_read(text: str) -> None:
     with pytest.raises(AcespecError, match="--skip-layers"):
