@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import io
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from acespec.models.manifest import Bundle, load_bundle
 from acespec.options import THREADS, FiniteRange
 from acespec.speculation import Allocation, SamplingParams
 from acespec.wire import MAX_CHAIN, AcceptanceMode
+
+logger = logging.getLogger(__name__)
 
 PAIR = pair(DEMO_PAIR)
 
@@ -129,6 +132,7 @@ def generate(
             show("\n")  # the error gets a line of its own
         raise
     show(text.finish() + "\n")
+    logger.info("%s", summary(result))
     if as_json:
         click.echo(json.dumps(report(result, text.text)))
 
@@ -164,9 +168,23 @@ def demo_bundle() -> Path:
     folder = bundles_folder() / PAIR.draft
     if not folder.is_dir():
         raise AcespecError(
-            f"the demo's draft bundle is not in {folder}: make it with 'make demo', or name one with --draft"
+            f"the demo's draft bundle is not in {folder}: make it with 'acespec demo --prepare-only', "
+            "or name the folder of a bundle (copied from where it was exported) with --draft"
         )
     return folder
+
+
+def summary(result: GenerationResult) -> str:
+    """One line of what counts most, shown with ``acespec -v``."""
+    metrics = result.metrics
+    parts = [f"{metrics.tokens} tokens", f"{metrics.tokens_per_s:.2f} tokens/s"]
+    if metrics.acceptance is not None:
+        parts.append(f"{metrics.acceptance:.0%} of drafted tokens accepted")
+    if metrics.hit_rate is not None:
+        parts.append(f"{metrics.hit_rate:.0%} of rounds answered by the tree")
+    if metrics.mean_round_trip_ms is not None:
+        parts.append(f"round trip {metrics.mean_round_trip_ms:.0f} ms")
+    return ", ".join(parts)
 
 
 def report(result: GenerationResult, text: str) -> dict[str, Any]:

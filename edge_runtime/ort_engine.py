@@ -167,7 +167,7 @@ def warn_without_kernel(precision: str, version: str = ort.__version__) -> None:
     if precision != "fp32" and tuple(map(int, version.split(".")[:2])) < (1, 25):
         logger.warning(
             "onnxruntime %s has no kernel for 8-bit weights, %s bundles run slower than fp32 ones; "
-            "install onnxruntime 1.25 or later, or export with --precision fp32",
+            "install onnxruntime 1.25 or later (it needs Python 3.11), or export with --precision fp32",
             version,
             precision,
         )

@@ -74,7 +74,7 @@ def test_a_user_error_is_one_line_and_not_a_traceback(monkeypatch: pytest.Monkey
 
 def test_a_missing_module_names_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     message = fail_with(monkeypatch, ModuleNotFoundError("no", name="onnxruntime.capi"))
-    assert message.endswith("pip install 'acespec[edge]'")
+    assert message.endswith("pip install '.[edge]'")
 
 
 def test_a_missing_module_that_no_extra_brings_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:

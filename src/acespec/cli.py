@@ -88,7 +88,8 @@ def main() -> None:
         if extra is None:
             raise
         raise SystemExit(
-            f"acespec: error: {error.name} is not installed; install it with: pip install 'acespec[{extra}]'"
+            f"acespec: error: {error.name} is not installed; in a clone of acespec, run: "
+            f"pip install '.[{extra}]'" + ("" if extra == "edge" else " (Python 3.11 or later)")
         ) from None
 
 
