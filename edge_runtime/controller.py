@@ -31,6 +31,11 @@ class Controller:
         """RTT + T_verify: what the edge may spend on the tree."""
         return self.round_trip.mean_ms + self.verify.mean_ms
 
+    @property
+    def spread_ms(self) -> float:
+        """How uncertain the window is."""
+        return self.round_trip.spread_ms + self.verify.spread_ms
+
     def plan(self, context: int) -> StepPlan:
         """The plan for a round sent with ``context`` committed tokens. Unknown round trips count as long."""
         self.step_times.update_profile(self._profile_at(context))
@@ -45,14 +50,12 @@ class Controller:
         """Whether to begin a growth step now, for a round sent at ``sent_ms``."""
         if not self.round_trip.known:
             return True
-        spread_ms = self.round_trip.spread_ms + self.verify.spread_ms
-        step_ms = self.step_times.current()[bucket]
-        return worth_a_step(now_ms, step_ms, sent_ms + self.window_ms, spread_ms)
+        step_ms = self.step_times.step_ms(bucket)
+        return worth_a_step(now_ms, step_ms, sent_ms + self.window_ms, self.spread_ms)
 
     def overdue_ms(self, now_ms: float, sent_ms: float) -> float:
         """How long from now until the verdict counts as late."""
-        spread_ms = self.round_trip.spread_ms + self.verify.spread_ms
-        return max(sent_ms + self.window_ms + 4.0 * spread_ms - now_ms, 1.0)
+        return max(sent_ms + self.window_ms + 4.0 * self.spread_ms - now_ms, 1.0)
 
     def observe_round(self, round_ms: float, times: ServerTimes) -> float:
         """A round took ``round_ms``, of which the server says it spent ``times``. Returns the round trip."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
-
-import numpy as np
 
 from acespec.compute import StepRunner, ThreadRunner
 from acespec.edge_runtime.controller import ProfileAt
 from acespec.edge_runtime.engine import DraftEngine
+from acespec.edge_runtime.profiler import measured_profile
 from acespec.models.latency import machine_name
 from acespec.models.manifest import Bundle
 
@@ -65,21 +63,3 @@ def step_times(bundle: Bundle, engine: DraftEngine, threads: int) -> ProfileAt:
             remedy,
         )
     return lambda context: {bucket: profile.step_ms(bucket, context) for bucket in engine.buckets}
-
-
-def measured_profile(engine: DraftEngine, repeats: int = 3) -> dict[int, float]:
-    """Milliseconds of a step by bucket: the quickest of ``repeats`` steps on an empty buffer, left empty."""
-    return {bucket: min(_step_ms(engine, bucket) for _ in range(repeats)) for bucket in engine.buckets}
-
-
-def _step_ms(engine: DraftEngine, bucket: int) -> float:
-    tokens = np.zeros(bucket, dtype=np.int64)
-    positions = np.minimum(
-        np.arange(bucket), engine.max_context - 1
-    )  # a bucket may be wider than the context
-    engine.truncate(0)
-    started = time.perf_counter()
-    engine.forward(tokens, positions, np.tri(bucket, dtype=np.bool_))
-    elapsed_ms = (time.perf_counter() - started) * 1000.0
-    engine.truncate(0)
-    return elapsed_ms

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,7 @@ class DraftedToken:
     weights: Weighted | None
     """Residual mode: the rounded distribution it was drawn from, exactly as sent."""
 
-    @property
+    @cached_property
     def confidence(self) -> float:
         """The draft's probability of it before top-k, top-p and min-p (of the logits at temperature 0)."""
         index = np.searchsorted(self.row.ids, self.token)

@@ -141,8 +141,12 @@ class StepTimes:
 
     def current(self) -> dict[int, float]:
         """Expected milliseconds of one step, by bucket."""
+        return {bucket: self.step_ms(bucket) for bucket in self._profile_ms}
+
+    def step_ms(self, bucket: int) -> float:
+        """Expected milliseconds of one step on ``bucket``."""
         common = 1.0 if self._common_factor is None else self._common_factor
-        return {bucket: ms * self._factors.get(bucket, common) for bucket, ms in self._profile_ms.items()}
+        return self._profile_ms[bucket] * self._factors.get(bucket, common)
 
     def _blend(self, old: float | None, new: float) -> float:
         return new if old is None else old + self._gain * (new - old)

@@ -24,7 +24,7 @@ class StepClock:
         self.num_steps: dict[str, int] = defaultdict(int)
 
     def expected_ms(self, bucket: int) -> float:
-        return self.step_times.current()[bucket]
+        return self.step_times.step_ms(bucket)
 
     @contextmanager
     def step(self, kind: str, bucket: int) -> Iterator[None]:
