@@ -14,7 +14,7 @@ import json
 import logging
 from dataclasses import asdict, dataclass
 
-from acespec.bench.demo import PAIR
+from acespec.bench.demo import prepare
 from acespec.bench.virtual_clock import run_virtual
 from acespec.compute import InlineRunner
 from acespec.edge_runtime.drafter import Chain, Drafter, DraftRules
@@ -24,10 +24,7 @@ from acespec.edge_runtime.ort_engine import OnnxRuntimeEngine
 from acespec.edge_runtime.outcome_tree import OutcomeTree
 from acespec.edge_runtime.step_clock import StepClock
 from acespec.edge_runtime.text import encode_prompt
-from acespec.export.bundle import export_bundle
-from acespec.models import bundles_folder, load_tokenizer, model_fingerprint
-from acespec.models.manifest import Bundle, BundleError, load_bundle
-from acespec.models.prepare import ensure_pair
+from acespec.models import load_tokenizer
 from acespec.speculation import SamplingParams, allocate
 from acespec.wire import AcceptanceMode
 
@@ -50,19 +47,6 @@ class Equality:
     tokens: int = 0
     equal_tokens: int = 0
     """Tokens up to the first that differs: behind it the two draft different texts."""
-
-
-def float32_bundle() -> Bundle:
-    """The demo's draft at float32, exported if the cache does not have it."""
-    draft = ensure_pair(PAIR).draft
-    folder = bundles_folder() / f"{PAIR.draft}-fp32"
-    try:
-        bundle = load_bundle(folder)
-    except BundleError:
-        return export_bundle(draft, folder, buckets=PAIR.buckets, precision="fp32")
-    if bundle.manifest.source_fingerprint == model_fingerprint(draft):
-        return bundle
-    return export_bundle(draft, folder, buckets=PAIR.buckets, precision="fp32")
 
 
 def drafter_on(engine: DraftEngine, mode: AcceptanceMode, seed: int, prompt_length: int) -> Drafter:
@@ -105,7 +89,7 @@ async def compare(
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    bundle = float32_bundle()
+    bundle = prepare(logging.getLogger(__name__).info, "fp32")
     tokenizer = load_tokenizer(bundle.tokenizer_path)
     engine, reference = OnnxRuntimeEngine(bundle, 1), OnnxRuntimeEngine(bundle, 1)
     for mode in AcceptanceMode:

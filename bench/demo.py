@@ -70,24 +70,28 @@ class Comparison:
         return self.acespec.result.metrics.tokens_per_s / self.cloud_only.result.metrics.tokens_per_s
 
 
-def prepare(say: Callable[[str], None]) -> None:
-    """Bring the pair's models and the draft's bundle into the cache; at once if all is there and current."""
+def prepare(say: Callable[[str], None], precision: str = PRECISION) -> Bundle:
+    """Bring the pair's models, and the draft's bundle, into the cache; at once if all is there and current.
+
+    A bundle of another ``precision`` than the demo's lies beside it.
+    """
     folders = ensure_pair(PAIR, say)
-    folder = bundles_folder() / PAIR.draft
+    folder = bundles_folder() / (PAIR.draft if precision == PRECISION else f"{PAIR.draft}-{precision}")
     if folder.is_dir():
         try:
-            manifest = load_bundle(folder).manifest
+            bundle = load_bundle(folder)
         except BundleError as error:
             say(f"making the draft's bundle again: {error}")
         else:
+            manifest = bundle.manifest
             exported = (manifest.source_fingerprint, manifest.precision, manifest.graphs[0].buckets)
-            if exported == (model_fingerprint(folders.draft), PRECISION, PAIR.buckets):
-                return
+            if exported == (model_fingerprint(folders.draft), precision, PAIR.buckets):
+                return bundle
             say("the draft's bundle was made from something else; making it again")
     from acespec.export.bundle import export_bundle  # brings torch: only where something is exported
 
-    say(f"exporting {PAIR.draft} as {PRECISION} to {folder}")
-    export_bundle(folders.draft, folder, buckets=PAIR.buckets, precision=PRECISION, progress=say)
+    say(f"exporting {PAIR.draft} as {precision} to {folder}")
+    return export_bundle(folders.draft, folder, buckets=PAIR.buckets, precision=precision, progress=say)
 
 
 async def ready_bundle() -> Bundle:

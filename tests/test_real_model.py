@@ -19,8 +19,8 @@ from acespec.edge_runtime.generate import GenerationResult
 from acespec.edge_runtime.ort_engine import OnnxRuntimeEngine
 from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest
 from acespec.edge_runtime.text import encode_prompt
-from acespec.models import bundles_folder, load_tokenizer, resolve_model
-from acespec.models.manifest import Bundle, load_bundle
+from acespec.models import load_tokenizer, resolve_model
+from acespec.models.manifest import Bundle
 from acespec.speculation import Allocation, SamplingParams
 from acespec.wire import AcceptanceMode
 from in_process import generate_in_process, link_delay
@@ -63,8 +63,7 @@ NEW_TOKENS = 48
 @functools.cache
 def draft_bundle() -> Bundle:
     """The demo pair's, made if it is not in the cache yet."""
-    prepare(logger.info)
-    return load_bundle(bundles_folder() / PAIR.draft)
+    return prepare(logger.info)
 
 
 @functools.cache
