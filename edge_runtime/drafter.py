@@ -21,6 +21,8 @@ from acespec.edge_runtime.step_clock import StepClock
 from acespec.speculation import (
     DRAFT_BITS,
     CandidateRow,
+    DraftLogits,
+    LogitsRow,
     Purpose,
     SamplingParams,
     TokenCounts,
@@ -101,12 +103,12 @@ class Drafter:
         """Longest chain the draft's context allows behind ``num_committed`` tokens; below 1 it is full."""
         return self.engine.max_context - num_committed + 1
 
-    def row(self, logits: NDArray[np.float32], *before: Sequence[int]) -> CandidateRow:
-        """Candidates for the next token from logits ``[vocab]``; ``before``: what precedes it, in parts."""
+    def row(self, logits: LogitsRow, *before: Sequence[int]) -> CandidateRow:
+        """Candidates for the next token from one row of logits; ``before``: what precedes it, in parts."""
         return candidate_row(logits, self.rules.params, self._counts(before))
 
-    def draw(self, logits: NDArray[np.float32], *before: Sequence[int]) -> DraftedToken:
-        """Draw the next token from one row of logits ``[vocab]``; ``before`` as in ``row``."""
+    def draw(self, logits: LogitsRow, *before: Sequence[int]) -> DraftedToken:
+        """Draw the next token from one row of logits; ``before`` as in ``row``."""
         rules = self.rules
         position = sum(len(part) for part in before)
         row = self.row(logits, *before)
@@ -137,30 +139,35 @@ class Drafter:
         return bool(chain.drafted) and chain.drafted[-1].token in self.rules.end_token_ids
 
     async def step(
-        self, tokens: Sequence[int], positions: Sequence[int], mask: NDArray[np.bool_], kind: str
-    ) -> NDArray[np.float32]:
-        """One engine step, timed. Shapes as in ``DraftEngine.forward``."""
-        bucket = bucket_for(len(tokens), self.engine.buckets)
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        mask: NDArray[np.bool_],
+        kind: str,
+        last_only: bool = False,
+    ) -> DraftLogits:
+        """One engine step, timed. Arguments as ``DraftEngine.forward``."""
+        widths = (*self.engine.buckets, self.engine.prefill_width) if last_only else self.engine.buckets
+        bucket = bucket_for(len(tokens), widths)
         ids = np.asarray(tokens, dtype=np.int64)
         places = np.asarray(positions, dtype=np.int64)
         with self._clock.step(kind, bucket):
             return await self._runner.run(
-                lambda: self.engine.forward(ids, places, mask), self._clock.expected_ms(bucket)
+                lambda: self.engine.forward(ids, places, mask, last_only), self._clock.expected_ms(bucket)
             )
 
-    async def _feed(self, pending: Sequence[int]) -> NDArray[np.float32]:
-        """Feed ``pending`` behind the rows in use, causally; returns the last row's logits ``[vocab]``."""
+    async def _feed(self, pending: Sequence[int]) -> LogitsRow:
+        """Feed ``pending`` behind the rows in use, causally; returns the last row's logits."""
         assert pending, "a path always ends in a token without a row"
         # A round leaves at most two tokens without a row: the chain's last, and the one committed after it.
         kind = "draft" if len(pending) <= 2 else "prefill"
-        widest = self.engine.buckets[-1]
+        widest = self.engine.prefill_width
         for start in range(0, len(pending), widest):
             tokens = pending[start : start + widest]
             first = self.engine.num_rows
             mask = np.tri(len(tokens), first + len(tokens), first, dtype=np.bool_)
-            logits = await self.step(tokens, range(first, first + len(tokens)), mask, kind)
-        last: NDArray[np.float32] = logits[-1]
-        return last
+            logits = await self.step(tokens, range(first, first + len(tokens)), mask, kind, last_only=True)
+        return logits[-1]
 
     def _counts(self, before: Sequence[Sequence[int]]) -> TokenCounts | None:
         if not self.rules.params.has_penalties:

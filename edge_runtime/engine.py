@@ -8,6 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from acespec.speculation import DraftLogits
+
 
 class DraftEngine(Protocol):
     """A draft model with one key/value buffer of rows.
@@ -20,6 +22,10 @@ class DraftEngine(Protocol):
     @property
     def buckets(self) -> tuple[int, ...]:
         """Widths a step can run at, ascending; a step of n tokens runs on the smallest bucket >= n."""
+
+    @property
+    def prefill_width(self) -> int:
+        """Most tokens a step with ``last_only`` may have; at least ``buckets[-1]``."""
 
     @property
     def max_context(self) -> int:
@@ -38,13 +44,18 @@ class DraftEngine(Protocol):
         """Rows in use."""
 
     def forward(
-        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], mask: NDArray[np.bool_]
-    ) -> NDArray[np.float32]:
+        self,
+        tokens: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        last_only: bool = False,
+    ) -> DraftLogits:
         """Run one step and append its rows.
 
         ``tokens`` and ``positions`` are ``[n]`` with ``1 <= n <= buckets[-1]``; ``mask`` is
-        ``[n, num_rows + n]``, True where the token may attend (its own row included). Returns logits
-        ``[n, vocab_size]``, valid until the next call. The new rows are the last n.
+        ``[n, num_rows + n]``, True where the token may attend (its own row included). Returns the logits of
+        the n tokens, valid until the next call; with ``last_only``, of the last alone, and n may be up to
+        ``prefill_width``. The new rows are the last n.
         """
 
     def compact(self, prefix: int, rows: Sequence[int]) -> None:

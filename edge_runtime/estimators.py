@@ -135,6 +135,8 @@ class StepTimes:
         self._profile_ms.update(profile_ms)
 
     def observe(self, bucket: int, step_ms: float) -> None:
+        if bucket not in self._profile_ms:
+            return  # a prefill's wide step: nothing is planned by it
         factor = step_ms / self._profile_ms[bucket]
         self._factors[bucket] = self._blend(self._factors.get(bucket, self._common_factor), factor)
         self._common_factor = self._blend(self._common_factor, factor)
@@ -144,7 +146,10 @@ class StepTimes:
         return {bucket: self.step_ms(bucket) for bucket in self._profile_ms}
 
     def step_ms(self, bucket: int) -> float:
-        """Expected milliseconds of one step on ``bucket``."""
+        """Expected milliseconds of one step on ``bucket``; a wider one than profiled costs in proportion."""
+        widest = max(self._profile_ms)
+        if bucket > widest:
+            return self.step_ms(widest) * bucket / widest
         common = 1.0 if self._common_factor is None else self._common_factor
         return self._profile_ms[bucket] * self._factors.get(bucket, common)
 

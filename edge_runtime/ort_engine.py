@@ -15,6 +15,7 @@ from acespec.edge_runtime.budget import bucket_for
 from acespec.edge_runtime.kv_buffer import KvBuffer
 from acespec.errors import AcespecError
 from acespec.models.manifest import Bundle, GraphVariant, TensorSpec
+from acespec.speculation import DraftLogits
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +110,10 @@ class OnnxRuntimeEngine:
         return self._buckets
 
     @property
+    def prefill_width(self) -> int:
+        return self._buckets[-1]
+
+    @property
     def max_context(self) -> int:
         return self._max_context
 
@@ -125,8 +130,12 @@ class OnnxRuntimeEngine:
         return self._rows.num_rows
 
     def forward(
-        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], mask: NDArray[np.bool_]
-    ) -> NDArray[np.float32]:
+        self,
+        tokens: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        last_only: bool = False,
+    ) -> DraftLogits:
         """Run one step; see `DraftEngine.forward`."""
         count = len(tokens)
         past = self._rows.num_rows
@@ -153,7 +162,7 @@ class OnnxRuntimeEngine:
             bind_input(name, "cpu", 0, np.float32, past_shape, address)
         step.session.run_with_iobinding(step.binding)
         self._rows.append(step.new_rows[:, :count])
-        return self._logits[:count]
+        return DraftLogits(self._logits[count - 1 : count] if last_only else self._logits[:count])
 
     def compact(self, prefix: int, rows: Sequence[int]) -> None:
         self._rows.compact(prefix, rows)

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from acespec.edge_runtime.drafter import Chain, Drafter
-from acespec.speculation import CandidateRow, tree_mask
+from acespec.speculation import CandidateRow, LogitsRow, tree_mask
 
 Outcome = tuple[int, int]
 """``(accepted, next_token)``: how a round ended."""
@@ -63,10 +62,10 @@ class OutcomeTree:
         self._parents: list[int] = list(range(-1, num_chain_rows - 1))
         self._full_acceptance_branches = 0
         self._last_row: CandidateRow | None = None
-        self._undrawn: dict[Outcome, NDArray[np.float32]] = {}
+        self._undrawn: dict[Outcome, LogitsRow] = {}
         """Logits of the last step by branch. All are drawn from when another step needs the tokens; if the
         verdict comes first, only its own branch's: the rest would stand between verdict and next round."""
-        self._last_logits: NDArray[np.float32] | None = None
+        self._last_logits: LogitsRow | None = None
         """Likewise those of the chain's last token."""
 
     def plant(self, allocation: Sequence[int], max_chain: int, token_limit: int) -> None:
@@ -175,7 +174,7 @@ class OutcomeTree:
         before = (self._committed, self._sent.tokens[:accepted], [root], branch.chain.tokens)
         branch.chain.drafted.append(self._drafter.draw(logits, *before))
 
-    def _plant_full_acceptance(self, logits: NDArray[np.float32]) -> None:
+    def _plant_full_acceptance(self, logits: LogitsRow) -> None:
         self._last_row = self._drafter.row(logits, self._committed, self._sent.tokens)
         self._plant_at(len(self._sent), self._last_row, self._full_acceptance_branches, exclude=None)
         self._full_acceptance_branches = 0

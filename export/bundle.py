@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from acespec.errors import AcespecError
 from acespec.export.check import GraphRunner, branching_probe, causal_probe, compare_logits, torch_logits
 from acespec.export.graph import OPSET, interface, save_graph, trace_graph, use_matrix_products
-from acespec.export.options import DEFAULT_BUCKETS, DEFAULT_CONTEXT, ExportOptions
+from acespec.export.options import DEFAULT_BUCKETS, DEFAULT_CONTEXT, ExportOptions, parse_precision
 from acespec.export.quantize import quantize_decoder, quantize_graph
 from acespec.export.staging import replaced_bundle
 from acespec.models.chat import ChatTemplate, load_chat_template
@@ -23,6 +23,7 @@ from acespec.models.exportable import DecoderShape, ExportableDecoder, load_deco
 from acespec.models.files import sha256_of
 from acespec.models.fingerprint import model_fingerprint
 from acespec.models.manifest import (
+    AttentionMask,
     Bundle,
     BundleManifest,
     GraphVariant,
@@ -78,7 +79,7 @@ def export_bundle(
     positions the model knows. Raises ``AcespecError``: `UnsupportedModelError`, `ExportError`,
     `ExportShapeError`, `ExportToleranceError`, or one that names the argument or file at fault.
     """
-    options = ExportOptions(tuple(buckets), precision, context)
+    options = ExportOptions(tuple(buckets), context, precision=parse_precision(precision))
     with replaced_bundle(out) as folder:
         texts = _write_texts(model_folder, folder)
         progress("loading the model")
@@ -101,7 +102,8 @@ def export_bundle(
             num_kv_heads=graph.shape.num_kv_heads,
             head_dim=graph.shape.head_dim,
             max_context=max_context,
-            precision=precision,
+            precision=options.precision,
+            quantization=options.quantization,
             graphs=(graph.variant,),
             file_sha256={file.name: sha256_of(file) for file in sorted(folder.iterdir())},
         )
@@ -165,6 +167,7 @@ def _write_graph(
         name="portable",
         opset=OPSET,
         bucket_files=dict.fromkeys(options.buckets, file.name),
+        masks=(AttentionMask(name="mask"),),
         inputs=inputs,
         outputs=outputs,
     )

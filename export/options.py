@@ -3,36 +3,106 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from acespec.errors import AcespecError
-from acespec.models.manifest import WIDEST_BUCKET
+from acespec.models.manifest import WIDEST_BUCKET, Quantization
 
-PRECISIONS = ("fp32", "int8", "int4")
-DEFAULT_BUCKETS = (1, 8, 16, 32)
+Graph = Literal["portable", "ort", "native"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+Layout = Literal["profiles", "split"]
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")
+GRAPHS: tuple[Graph, ...] = ("portable", "ort", "native")
+LAYOUTS: tuple[Layout, ...] = ("profiles", "split")
+RUNTIMES = ("onnxruntime", "tensorrt", "tensorrt-rtx")
+GRAPH_OF_RUNTIME: dict[str, Graph] = {
+    "onnxruntime": "ort",
+    "tensorrt": "portable",
+    "tensorrt-rtx": "portable",
+}
+"""The graph a runtime runs best; ``native`` is for TensorRT 10.15 and later, on demand."""
+DEFAULT_BUCKETS = (1, 8, 16, 32, 64)
 DEFAULT_CONTEXT = 2048
+DEFAULT_PREFILL = 256
+DEFAULT_TREE_ROWS = 512
+BLOCKS = (32, 128)
 
 
 @dataclass(frozen=True)
 class ExportOptions:
     """What a bundle shall be like. Raises ``AcespecError`` naming the option that is out of range."""
 
-    buckets: tuple[int, ...]
+    buckets: tuple[int, ...] = DEFAULT_BUCKETS
     """Step widths, ascending, each once."""
-    precision: str
-    context: int
+    context: int = DEFAULT_CONTEXT
     """Positions the draft may use at most."""
+    prefill_chunk: int = DEFAULT_PREFILL
+    """Tokens of a prompt fed at once; raised to the widest bucket."""
+    tree_rows: int = DEFAULT_TREE_ROWS
+    """Rows beyond the context, for the tree, where a graph's shapes are fixed."""
+    graph: Graph = "portable"
+    layout: Layout = "profiles"
+    """One graph for all buckets, or one with fixed shapes for each."""
+    precision: Precision = "fp32"
+    quantization: Quantization | None = None
+    """How weights become integers; made by `default_quantization` for ``int8`` and ``int4``."""
+    top_k: int | None = None
+    """Logits of a row that leave the graph, with the row's log-sum-exp; None: all."""
 
     def __post_init__(self) -> None:
         if not self.buckets or min(self.buckets) < 1 or max(self.buckets) > WIDEST_BUCKET:
             listed = ", ".join(map(str, self.buckets)) or "none"
             raise AcespecError(f"bucket widths must be between 1 and {WIDEST_BUCKET}, not {listed}")
         object.__setattr__(self, "buckets", tuple(sorted(set(self.buckets))))
-        if self.precision not in PRECISIONS:
-            raise AcespecError(
-                f"there is no precision {self.precision!r}; choose one of {', '.join(PRECISIONS)}"
-            )
+        parse_precision(self.precision)
+        if self.graph not in GRAPHS:
+            raise AcespecError(f"there is no graph {self.graph!r}; choose one of {', '.join(GRAPHS)}")
+        if self.layout not in LAYOUTS:
+            raise AcespecError(f"there is no layout {self.layout!r}; choose one of {', '.join(LAYOUTS)}")
         if self.context < 1:
             raise AcespecError(f"the context must be at least 1, not {self.context}")
+        if not 1 <= self.prefill_chunk <= WIDEST_BUCKET:
+            raise AcespecError(
+                f"a prefill chunk must be between 1 and {WIDEST_BUCKET} tokens, not {self.prefill_chunk}"
+            )
+        object.__setattr__(self, "prefill_chunk", max(self.prefill_chunk, self.buckets[-1]))
+        if self.top_k is not None and self.top_k < 1:
+            raise AcespecError(f"top-k logits must be at least 1, not {self.top_k}")
+        quantizes = self.precision in ("int8", "int4")
+        if quantizes and self.quantization is None:
+            object.__setattr__(self, "quantization", default_quantization(self.precision, self.graph))
+        if not quantizes and self.quantization is not None:
+            raise AcespecError(f"{self.precision} weights are not quantised; choose --precision int8 or int4")
+        if self.quantization is not None:
+            self._check_quantization(self.quantization)
+
+    def _check_quantization(self, quantization: Quantization) -> None:
+        if quantization.activation_bits is not None and self.graph != "ort":
+            raise AcespecError(
+                f"the {self.graph} graph keeps activations in floats; quantise them with --graph ort alone"
+            )
+
+
+def default_quantization(precision: Precision, graph: Graph) -> Quantization:
+    """How ``int8`` and ``int4`` weights are quantised unless asked otherwise.
+
+    ONNX Runtime's CPU multiplies int8 activations by int8 weights fastest from a few tokens on. int4 suits
+    one-token steps and keeps the head, which suffers most, in int8.
+    """
+    if precision == "int4":
+        return Quantization(bits=4, block=32, symmetric=False, head_bits=8)
+    if graph == "ort":
+        return Quantization(bits=8, block=None, symmetric=True, head_bits=8, activation_bits=8)
+    return Quantization(bits=8, block=32, symmetric=False, head_bits=8)
+
+
+def parse_precision(text: str) -> Precision:
+    """The precision called ``text``. Raises ``AcespecError`` listing those there are."""
+    for precision in PRECISIONS:
+        if text == precision:
+            return precision
+    raise AcespecError(f"there is no precision {text!r}; choose one of {', '.join(PRECISIONS)}")
 
 
 def parse_buckets(text: str) -> tuple[int, ...]:
@@ -43,3 +113,13 @@ def parse_buckets(text: str) -> tuple[int, ...]:
         raise AcespecError(
             f"bucket widths are numbers with commas between, such as 1,8,16; not {text!r}"
         ) from None
+
+
+def parse_logits(text: str) -> int | None:
+    """None from ``full``, K from ``topk:K``. Raises ``AcespecError`` for anything else."""
+    if text == "full":
+        return None
+    kind, _, count = text.partition(":")
+    if kind != "topk" or not count.isdigit() or int(count) < 1:
+        raise AcespecError(f"logits are 'full' or 'topk:K', such as topk:64; not {text!r}")
+    return int(count)

@@ -11,7 +11,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 from typing_extensions import Self
@@ -20,7 +20,7 @@ from acespec.errors import AcespecError
 from acespec.models.files import sha256_of
 from acespec.models.latency import LatencyProfile
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 WIDEST_BUCKET = 1024
 """Tokens a step may have at most."""
@@ -56,21 +56,84 @@ class TensorSpec(Sealed):
     shape: tuple[int | str, ...]
 
 
-class GraphVariant(Sealed):
-    """One way to run the model: a graph for each bucket (often the same file) and its interface."""
+class AttentionMask(Sealed):
+    """A mask input of a graph, and how far back its layers look."""
 
     name: str
-    """``portable`` (primitives of opset 21); further variants are added beside it."""
+    window: Width | None = None
+    """Positions a token attends to, its own included; None: all up to its own. Positions, not rows."""
+
+
+class PrefillGraph(Sealed):
+    """The graph that feeds a prompt: a wide step whose last token alone gets logits."""
+
+    width: BucketWidth
+    file: FileName
+
+
+class GraphVariant(Sealed):
+    """One way to run the model: a graph for each bucket (often the same file) and its interface.
+
+    | input or output                     | shape                                                       |
+    |-------------------------------------|-------------------------------------------------------------|
+    | `input_ids`, `position_ids`         | `[1, N]` int64                                              |
+    | `logit_rows`                        | `[M]` int64: the tokens of this step whose logits are wanted |
+    | `past_length` (ort, native)         | rows in use before this step                                |
+    | each of ``masks``                   | `[1, 1, N, T]`, added to the scores                         |
+    | `past_key.i`, `past_value.i`        | portable: `[S, KVH, D]`; ort, native: `[1, KVH, R, D]`      |
+    | -> `logits`                         | `[1, M, vocab_size]` float32, or instead of them            |
+    | -> `top_logits`, `top_ids`          | `[1, M, K]` float32 and int64, the largest first            |
+    | -> `log_sum_exp`                    | `[1, M]` float32, of the whole row                          |
+    | -> `new_key.i`, ... (portable)      | `[N, KVH, D]`: the rows of this step                        |
+    | -> `present_key.i`, ... (ort, native) | the past's memory, with the new rows in place             |
+
+    N tokens in a step, S rows before it, R rows in the buffer; T = S + N (portable, ort) or R (native).
+    """
+
+    name: Literal["portable", "ort", "native"]
+    """``portable``: primitives of opset 21; ``ort``: ONNX Runtime's fused operators; ``native``: opset 24."""
     opset: int
     bucket_files: dict[BucketWidth, FileName] = Field(min_length=1)
-    """Bucket width -> graph file."""
+    """Bucket width -> graph file. One file for all, or one a bucket with fixed shapes."""
+    prefill: PrefillGraph | None = None
+    rows: Width | None = None
+    """Rows of the key/value buffer that graphs with fixed shapes are made for; None where it varies."""
+    masks: tuple[AttentionMask, ...] = Field(min_length=1)
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Every graph file, each once."""
+        prefill = () if self.prefill is None else (self.prefill.file,)
+        return tuple(dict.fromkeys((*(self.bucket_files[width] for width in self.buckets), *prefill)))
+
+    @property
+    def top_k(self) -> int | None:
+        """How many logits of a row leave the graph; None: all."""
+        sizes = [spec.shape[-1] for spec in self.outputs if spec.name == "top_logits"]
+        return int(sizes[0]) if sizes else None
 
     @property
     def buckets(self) -> tuple[int, ...]:
         """Widths a step can run at, ascending."""
         return tuple(sorted(self.bucket_files))
+
+
+class Quantization(Sealed):
+    """How weights are stored in integers, and whether activations are."""
+
+    bits: Literal[4, 8]
+    """Of the layers' weights."""
+    block: Literal[32, 128] | None
+    """Inputs that share a scale; None: one scale for all inputs of an output."""
+    symmetric: bool
+    """Without zero points."""
+    head_bits: Literal[4, 8] | None
+    """None: the head stays in floats."""
+    embedding_bits: Literal[8] | None = None
+    activation_bits: Literal[8] | None = None
+    """8: activations are rounded too, with one scale a row, and products are of integers."""
 
 
 class BundleManifest(Sealed):
@@ -96,8 +159,10 @@ class BundleManifest(Sealed):
     head_dim: Width
     max_context: Context
     """Positions the draft may be fed: 0 .. max_context - 1."""
-    precision: str
-    """``fp32``, ``int8`` or ``int4``: how the weights are stored. Inputs and outputs are float32 in all."""
+    precision: Literal["fp32", "fp16", "bf16", "int8", "int4"]
+    """How the layers' weights are stored. Logits are float32 in all."""
+    quantization: Quantization | None = None
+    """How the weights of ``int8`` and ``int4`` are quantised; None for the others."""
 
     graphs: tuple[GraphVariant, ...] = Field(min_length=1)
     file_sha256: dict[FileName, Sha256]
@@ -109,7 +174,7 @@ class BundleManifest(Sealed):
     def _names_are_sealed(self) -> Self:
         named = {self.tokenizer_file}
         for graph in self.graphs:
-            named.update(graph.bucket_files.values())
+            named.update(graph.files)
         if self.chat_template_file is not None:
             named.add(self.chat_template_file)
         unsealed = sorted(named - self.file_sha256.keys())

@@ -6,6 +6,7 @@ from acespec.speculation.allocation import Allocation, allocate, allocate_adapti
 from acespec.speculation.candidates import MAX_CANDIDATES, CandidateRow, candidate_row, rank_candidates
 from acespec.speculation.coupled import coupled_pick, race_scores
 from acespec.speculation.distribution import Distribution, InvalidLogitsError, distribution
+from acespec.speculation.draft_logits import DraftLogits, LogitsRow
 from acespec.speculation.params import SamplingParams
 from acespec.speculation.penalties import TokenCounts
 from acespec.speculation.randomness import Purpose, uniform
@@ -33,7 +34,9 @@ __all__ = [
     "Allocation",
     "CandidateRow",
     "Distribution",
+    "DraftLogits",
     "InvalidLogitsError",
+    "LogitsRow",
     "Purpose",
     "SamplingParams",
     "TokenCounts",

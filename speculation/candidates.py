@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from acespec.speculation.coupled import race_scores
 from acespec.speculation.distribution import Distribution, scaled_scores, warp
+from acespec.speculation.draft_logits import LogitsRow
 from acespec.speculation.params import SamplingParams
 from acespec.speculation.penalties import TokenCounts
 
@@ -30,12 +31,12 @@ class CandidateRow:
 
 
 def candidate_row(
-    logits: NDArray[np.float32],
+    logits: LogitsRow,
     params: SamplingParams,
     counts: TokenCounts | None = None,
     max_candidates: int = MAX_CANDIDATES,
 ) -> CandidateRow:
-    """Look once through the draft's ``logits`` ``[vocab_size]``. Raises ``InvalidLogitsError``."""
+    """Look once through the draft's ``logits``. Raises ``InvalidLogitsError``."""
     ids, scores = scaled_scores(logits, params, counts, max_candidates)
     return CandidateRow(ids, scores, warp(ids, scores, params))
 

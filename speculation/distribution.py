@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from acespec.errors import AcespecError
+from acespec.speculation.draft_logits import LogitsRow
 from acespec.speculation.params import SamplingParams
 from acespec.speculation.penalties import TokenCounts
 from acespec.speculation.selection import largest
@@ -49,12 +50,12 @@ def distribution(
     anything else: right for a draft, which may be any distribution, never for the target. Raises
     ``InvalidLogitsError``.
     """
-    ids, scores = scaled_scores(logits, params, counts, max_candidates)
+    ids, scores = scaled_scores(LogitsRow(logits), params, counts, max_candidates)
     return warp(ids, scores, params)
 
 
 def scaled_scores(
-    logits: NDArray[np.float32],
+    row: LogitsRow,
     params: SamplingParams,
     counts: TokenCounts | None,
     max_candidates: int | None,
@@ -64,15 +65,17 @@ def scaled_scores(
     Scores are penalized log-probabilities at the temperature up to a constant: the largest is 0. At
     temperature 0 they are the logits' own differences.
     """
+    logits = row.values
     best = float(logits.max())
     if not math.isfinite(best):
         raise InvalidLogitsError("the model produced NaN or infinite logits; run it at a higher precision")
     if max_candidates is None:
-        ids = np.arange(len(logits))
+        places = np.arange(len(logits))
         scores = logits.astype(np.float64)
     else:
-        ids = _candidates(logits, best, params, max_candidates)
-        scores = logits[ids].astype(np.float64)
+        places = _candidates(logits, best, params, max_candidates)
+        scores = logits[places].astype(np.float64)
+    ids = places if row.ids is None else row.ids[places]
     if counts is not None and params.has_penalties:
         scores = counts.penalize(ids, scores, params)
     scores -= scores.max()
@@ -85,7 +88,7 @@ def scaled_scores(
 def _candidates(
     logits: NDArray[np.float32], best: float, params: SamplingParams, max_candidates: int
 ) -> NDArray[np.int64]:
-    """Return the ids, ascending, of the draft's candidates: the largest logits, at most ``max_candidates``.
+    """Return the places, ascending, of the draft's candidates: the largest, at most ``max_candidates``.
 
     At a low temperature what lies far below the best is left out too: it has no weight, and without it what
     follows takes half the time. Not with penalties, which may bring the best down.

@@ -12,6 +12,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from acespec.speculation import DraftLogits
+
 Table = Callable[[tuple[int, ...]], NDArray[np.float32]]
 """Logits ``[vocab]`` for what follows a path of tokens."""
 
@@ -41,8 +43,10 @@ class TableDraftEngine:
         buckets: Sequence[int] = (1, 8, 16, 32),
         max_context: int = 512,
         tree_rows: int = 512,
+        prefill_width: int | None = None,
     ) -> None:
         self.buckets = tuple(buckets)
+        self.prefill_width = prefill_width or self.buckets[-1]
         self.max_context = max_context
         self.max_rows = max_context + tree_rows
         self.vocab_size = vocab_size
@@ -57,15 +61,20 @@ class TableDraftEngine:
         return len(self.rows)
 
     def forward(
-        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], mask: NDArray[np.bool_]
-    ) -> NDArray[np.float32]:
-        assert 1 <= len(tokens) <= self.buckets[-1]
+        self,
+        tokens: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        last_only: bool = False,
+    ) -> DraftLogits:
+        assert 1 <= len(tokens) <= (self.prefill_width if last_only else self.buckets[-1])
         assert mask.shape == (len(tokens), len(self.rows) + len(tokens))
         assert len(self.rows) + len(tokens) <= self.max_rows
         assert positions.max() < self.max_context
         self.rows += zip(positions.tolist(), tokens.tolist(), strict=True)
         self.widths.append(len(tokens))
-        return np.stack([self._table(self._path(row)) for row in mask])
+        wanted = mask[-1:] if last_only else mask
+        return DraftLogits(np.stack([self._table(self._path(row)) for row in wanted]))
 
     def _path(self, attends: NDArray[np.bool_]) -> tuple[int, ...]:
         seen = sorted(self.rows[row] for row in np.flatnonzero(attends))

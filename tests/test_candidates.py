@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from acespec.speculation import (
     CandidateRow,
+    LogitsRow,
     Purpose,
     SamplingParams,
     TokenCounts,
@@ -31,7 +32,7 @@ sampled = st.builds(
 def row_of(seed: int, params: SamplingParams) -> CandidateRow:
     rng = np.random.default_rng(seed)
     logits = (rng.normal(size=VOCAB) * 3).astype(np.float32)
-    return candidate_row(logits, params, TokenCounts(rng.integers(VOCAB, size=20).tolist()))
+    return candidate_row(LogitsRow(logits), params, TokenCounts(rng.integers(VOCAB, size=20).tolist()))
 
 
 @given(sampled, st.integers(0, 2**32))
@@ -39,7 +40,7 @@ def test_the_row_draws_from_the_truncated_distribution(params: SamplingParams, s
     rng = np.random.default_rng(seed)
     logits = (rng.normal(size=VOCAB) * 3).astype(np.float32)
     counts = TokenCounts(rng.integers(VOCAB, size=20).tolist())
-    found = candidate_row(logits, params, counts).distribution
+    found = candidate_row(LogitsRow(logits), params, counts).distribution
     expected = distribution(logits, params, counts, 512)
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_array_equal(found.probs, expected.probs)
@@ -75,7 +76,7 @@ def test_the_first_candidate_of_the_race_is_the_drafts_own_pick(params: Sampling
 def test_a_point_mass_still_has_alternatives() -> None:
     logits = np.array([1.0, 9.0, 3.0, 2.0, 3.0], dtype=np.float32)
     greedy = SamplingParams(temperature=0.0)
-    row = candidate_row(logits, greedy)
+    row = candidate_row(LogitsRow(logits), greedy)
     assert row.distribution.ids.tolist() == [1]
     for coupled in (False, True):
         assert rank_candidates(row, greedy, 0, 0, coupled, 3, exclude=1).tolist() == [2, 4, 3]
@@ -86,12 +87,12 @@ def test_what_the_sampling_keeps_ranks_before_the_rest() -> None:
     logits = np.array([5.0, 4.9, 4.8, 4.7], dtype=np.float32)
     params = SamplingParams(top_k=2)
     for seed in range(50):
-        ranked = rank_candidates(candidate_row(logits, params), params, seed, 3, True, 4).tolist()
+        ranked = rank_candidates(candidate_row(LogitsRow(logits), params), params, seed, 3, True, 4).tolist()
         assert (set(ranked[:2]), set(ranked[2:])) == ({0, 1}, {2, 3})
 
 
 def test_impossible_tokens_rank_last_without_a_warning() -> None:
     logits = np.array([-np.inf, 5.0, -5000.0, 4.0], dtype=np.float32)
     params = SamplingParams()
-    ranked = rank_candidates(candidate_row(logits, params), params, 1, 3, True, 4)
+    ranked = rank_candidates(candidate_row(LogitsRow(logits), params), params, 1, 3, True, 4)
     assert set(ranked[:2].tolist()) == {1, 3}

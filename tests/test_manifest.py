@@ -16,6 +16,7 @@ from acespec.errors import AcespecError
 from acespec.models.files import sha256_of
 from acespec.models.latency import LatencyPoint, LatencyProfile
 from acespec.models.manifest import (
+    AttentionMask,
     Bundle,
     BundleError,
     BundleManifest,
@@ -55,6 +56,7 @@ def write_bundle(folder: Path) -> BundleManifest:
                 name="portable",
                 opset=21,
                 bucket_files={16: "portable.onnx", 1: "portable.onnx"},
+                masks=(AttentionMask(name="mask"),),
                 inputs=(tokens,),
                 outputs=(logits,),
             ),
@@ -107,7 +109,7 @@ def test_a_folder_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda raw: raw.update(format_version=2), "format version 2, this program reads 1"),
+        (lambda raw: raw.update(format_version=3), "format version 3, this program reads 2"),
         (lambda raw: raw.pop("format_version"), "format version None"),
         (lambda raw: raw.update(colour="red"), "invalid at colour"),
         (lambda raw: raw.pop("head_dim"), "invalid at head_dim"),

@@ -77,7 +77,7 @@ def feed(engine: OnnxRuntimeEngine, tree: Tree, first: int, end: int) -> NDArray
     for row in range(first, end):
         mask[row - first, tree.ancestors(row)] = True
     positions = np.array([len(tree.ancestors(row)) - 1 for row in range(first, end)])
-    return engine.forward(np.array(tree.tokens[first:end]), positions, mask).copy()
+    return engine.forward(np.array(tree.tokens[first:end]), positions, mask).values.copy()
 
 
 def steps(draw: st.DataObject, size: int) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from acespec.edge_runtime.estimators import StepTimes
 from acespec.edge_runtime.outcome_tree import OutcomeTree
 from acespec.edge_runtime.request import DraftSettings
 from acespec.edge_runtime.step_clock import StepClock
-from acespec.speculation import SamplingParams, allocate
+from acespec.speculation import LogitsRow, SamplingParams, allocate
 from acespec.wire import AcceptanceMode
 from fake_draft import TableDraftEngine, hashed_table
 
@@ -241,7 +241,7 @@ async def test_a_prompt_wider_than_the_widest_bucket_is_fed_in_chunks() -> None:
     await drafter.draft(prompt, chain, 1)
     assert engine_of(drafter).widths == [32, 32, 6]
     expected = hashed_table(VOCAB, 4)(tuple(prompt))
-    assert chain.tokens == [drafter.draw(expected, prompt).token]
+    assert chain.tokens == [drafter.draw(LogitsRow(expected), prompt).token]
 
 
 def test_a_chain_longer_than_the_protocol_allows_is_refused() -> None:

@@ -15,6 +15,7 @@ from acespec.edge_runtime.profile_command import profile
 from acespec.edge_runtime.profiler import measure_engine, profile_contexts
 from acespec.models.latency import machine_name
 from acespec.models.manifest import load_bundle
+from acespec.speculation import DraftLogits
 from tiny_bundle import tiny_bundle
 
 
@@ -22,6 +23,7 @@ class TimedEngine:
     """An engine whose step of n tokens behind S rows takes ``10 n + S`` milliseconds, more when cold."""
 
     buckets = (1, 8)
+    prefill_width = 8
     max_context = 300
     max_rows = 400
     vocab_size = 4
@@ -32,8 +34,12 @@ class TimedEngine:
         self.seen: dict[tuple[int, int], int] = {}
 
     def forward(
-        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], mask: NDArray[np.bool_]
-    ) -> NDArray[np.float32]:
+        self,
+        tokens: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        last_only: bool = False,
+    ) -> DraftLogits:
         count = len(tokens)
         assert count in self.buckets or count < 8
         assert mask.shape == (count, self.num_rows + count)
@@ -44,7 +50,7 @@ class TimedEngine:
         outlier_ms = 500.0 if times == 4 else 0.0
         self.now_ms += 10.0 * count + self.num_rows + cold_ms + outlier_ms
         self.num_rows += count
-        return np.zeros((count, self.vocab_size), np.float32)
+        return DraftLogits(np.zeros((count, self.vocab_size), np.float32))
 
     def compact(self, prefix: int, rows: Sequence[int]) -> None:
         raise AssertionError("profiling keeps no branch")
