@@ -1,125 +1,174 @@
-"""Weights in four or eight bits: blocks of 32 along the input, each with a scale and a zero point.
+"""Which of a decoder's matrices become integers, and how a graph that runtimes read holds them.
 
-A quantised matrix product is opset-21 block ``DequantizeLinear`` feeding ``MatMul``: TensorRT reads it, and
-ONNX Runtime rewrites it to its ``MatMulNBits`` kernel.
+A quantised matrix product is opset-21 ``DequantizeLinear`` feeding ``MatMul``: TensorRT reads it, and ONNX
+Runtime rewrites it to its ``MatMulNBits`` kernel. A quantised embedding is gathered in integers and scaled
+after, so that a step unpacks its own rows only.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
 
 import ml_dtypes
 import numpy as np
 import onnx_ir
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from acespec.export.graph import MatrixProduct
+from acespec.export.quantized_matrix import QuantizedMatrix, quantize_matrix
 from acespec.models.exportable import ExportableDecoder
+from acespec.models.manifest import Quantization
 
-BLOCK = 32
-# What the range of a block is multiplied by, tried in turn: in four bits clipping an outlier often pays.
-RANGE_FACTORS = {4: (1.06, 1.03, 1.0, 0.97, 0.94, 0.91, 0.88, 0.85), 8: (1.0,)}
-LAYER_BITS = {"int4": 4, "int8": 8}
-"""Bits of the layers' weights by precision."""
-HEAD_BITS = 8
-"""The head chooses among all tokens and suffers most from four bits, which are not faster there either."""
+logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class QuantizedMatrix:
-    """A matrix ``[in, out]`` that stands for ``(values - zero_points) * scales``, block by block."""
-
-    bits: int
-    values: NDArray[np.uint8]  # [in, out]
-    scales: NDArray[np.float32]  # [in / BLOCK, out]
-    zero_points: NDArray[np.uint8]  # [in / BLOCK, out]
-
-    def dequantized(self) -> NDArray[np.float32]:
-        """The matrix ``[in, out]`` it stands for."""
-        zero_points = np.repeat(self.zero_points, BLOCK, axis=0).astype(np.float32)
-        return (self.values.astype(np.float32) - zero_points) * np.repeat(self.scales, BLOCK, axis=0)
-
-
-def quantize_matrix(weight: NDArray[np.float32], bits: int) -> QuantizedMatrix:
-    """Quantise ``weight`` ``[in, out]``; ``in`` is a multiple of `BLOCK`.
-
-    Each block gets the range, of those tried, whose squared error is least once its scale is the
-    least-squares one.
-    """
-    assert weight.shape[0] % BLOCK == 0, weight.shape
-    top = 2**bits - 1
-    blocks = weight.reshape(-1, BLOCK, weight.shape[1])  # [B, BLOCK, out]
-    low = np.minimum(blocks.min(axis=1), 0)
-    span = np.maximum(np.maximum(blocks.max(axis=1), 0) - low, np.finfo(np.float32).tiny * top)
-    zeros = np.rint(-low / span * top)  # [B, out]
-    values = np.zeros(blocks.shape, np.uint8)
-    scales = np.zeros(low.shape, np.float32)
-    best = np.full(low.shape, -1, np.float32)
-    for factor in RANGE_FACTORS[bits]:
-        codes = np.clip(
-            np.rint(blocks * (top / (span * factor))[:, None]), -zeros[:, None], top - zeros[:, None]
-        )
-        along, square = (codes * blocks).sum(axis=1), np.square(codes).sum(axis=1)
-        scale = along / np.maximum(square, 1)
-        explained = along * scale  # squared error = |block|^2 - explained
-        better = explained > best
-        values = np.where(better[:, None], codes + zeros[:, None], values).astype(np.uint8)
-        scales = np.where(better, scale, scales)
-        best = np.where(better, explained, best)
-    return QuantizedMatrix(bits, values.reshape(weight.shape), scales, zeros.astype(np.uint8))
+STORAGE = {
+    (4, False): onnx_ir.DataType.UINT4,
+    (4, True): onnx_ir.DataType.INT4,
+    (8, False): onnx_ir.DataType.UINT8,
+    (8, True): onnx_ir.DataType.INT8,
+}
+"""How a graph stores values, by (bits, symmetric)."""
 
 
 @torch.no_grad()
-def quantize_decoder(decoder: ExportableDecoder, precision: str) -> dict[str, QuantizedMatrix]:
-    """Quantise every matrix product of the decoder and put what it then stands for in its place.
+def quantize_decoder(decoder: ExportableDecoder, quantization: Quantization) -> dict[str, QuantizedMatrix]:
+    """Quantise the decoder's matrices as asked and put what each then stands for in its place.
 
-    So PyTorch computes what the graph will. Returns the matrices by the name their weights have in the
-    graph. A matrix that does not divide into blocks stays as it is.
+    So PyTorch computes what the graph will. Returns the matrices ``[in, out]`` by the name their weights have
+    in the graph; the embedding is the matrix from a hidden state to its tokens, with one scale a token. A
+    matrix that does not divide into blocks stays as it is.
     """
-    head = decoder.model.get_output_embeddings()  # type: ignore[no-untyped-call]
     matrices = {}
-    for name, module in decoder.named_modules():
-        if isinstance(module, MatrixProduct) and module.weight.shape[0] % BLOCK == 0:
-            bits = HEAD_BITS if module is head else LAYER_BITS[precision]
-            matrix = quantize_matrix(module.weight.numpy(), bits)
-            module.weight.copy_(torch.from_numpy(matrix.dequantized()))
-            matrices[f"{name}.weight"] = matrix
+    head = decoder.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    for path, module in decoder.named_modules():
+        if not isinstance(module, MatrixProduct):
+            continue
+        bits = quantization.head_bits if module is head else quantization.bits
+        if bits is None:
+            continue
+        rows = module.weight.shape[0]
+        if quantization.block is not None and rows % quantization.block:
+            logger.info("%s stays in floats: %d inputs make no blocks of %d", path, rows, quantization.block)
+            continue
+        matrix = quantize_matrix(module.weight.numpy(), bits, quantization.block, quantization.symmetric)
+        module.weight.copy_(torch.from_numpy(matrix.dequantized()))
+        matrices[f"{path}.weight"] = matrix
+    if quantization.embedding_bits is not None:
+        path, weight = _embedding(decoder)
+        matrix = quantize_matrix(weight.numpy().T, quantization.embedding_bits, None, symmetric=True)
+        weight.copy_(torch.from_numpy(matrix.dequantized()).T)
+        matrices[f"{path}.weight"] = matrix
     return matrices
 
 
-def quantize_graph(model: onnx_ir.Model, matrices: dict[str, QuantizedMatrix]) -> None:
+def _embedding(decoder: ExportableDecoder) -> tuple[str, torch.Tensor]:
+    """Name and weight ``[tokens, hidden]`` of the table of tokens."""
+    table = decoder.model.get_input_embeddings()
+    (path,) = (path for path, module in decoder.named_modules() if module is table)
+    assert isinstance(table, nn.Embedding), type(table)
+    return path, table.weight
+
+
+def quantize_graph(
+    model: onnx_ir.Model,
+    matrices: dict[str, QuantizedMatrix],
+    scale_type: onnx_ir.DataType | None = None,
+) -> None:
     """Replace the weights named in ``matrices`` by their quantised form, in place.
 
-    The ``MatMul`` by such a weight is fed by a ``DequantizeLinear`` instead.
+    What multiplied by a weight multiplies by its dequantised values instead; what gathered rows of it gathers
+    rows of integers. Scales, and so dequantised values, are of ``scale_type``; None: of the weight's own.
     """
-    graph = model.graph
     for name, matrix in matrices.items():
-        weight = graph.initializers[name]
-        storage = {4: ml_dtypes.uint4, 8: np.uint8}[matrix.bits]
-        operands = [
-            _initializer(graph, f"{name}.values", matrix.values.astype(storage)),
-            _initializer(graph, f"{name}.scales", matrix.scales),
-            _initializer(graph, f"{name}.zero_points", matrix.zero_points.astype(storage)),
-        ]
+        weight = model.graph.initializers[name]
         (use,) = weight.uses()  # a shared weight would be dequantised at every step: no kernel takes it
-        assert (use.node.op_type, use.idx) == ("MatMul", 1), name
-        dequantize = onnx_ir.node("DequantizeLinear", operands, {"axis": 0, "block_size": BLOCK})
-        dequantized = dequantize.outputs[0]
-        dequantized.name = f"{name}.dequantized"
-        dequantized.type = weight.type
-        graph.insert_before(use.node, dequantize)
-        use.node.replace_input_with(use.idx, dequantized)
-        del graph.initializers[name]
+        dtype = scale_type or weight.dtype
+        assert dtype is not None, name
+        if (use.node.op_type, use.idx) == ("MatMul", 1):
+            _dequantize_operand(model.graph, use.node, weight, matrix, dtype)
+        else:
+            assert (use.node.op_type, use.idx) == ("Gather", 0), (name, use.node.op_type)
+            _gather_integers(model.graph, use.node, weight, matrix, dtype)
+        del model.graph.initializers[name]
+
+
+def _dequantize_operand(
+    graph: onnx_ir.Graph,
+    product: onnx_ir.Node,
+    weight: onnx_ir.Value,
+    matrix: QuantizedMatrix,
+    dtype: onnx_ir.DataType,
+) -> None:
+    storage = STORAGE[matrix.bits, matrix.symmetric]
+    operands = [
+        _lazy_initializer(graph, f"{weight.name}.values", matrix.values, storage),
+        _initializer(graph, f"{weight.name}.scales", _scales(matrix.scales, dtype)),
+    ]
+    if matrix.zero_points is not None:
+        zero_points = matrix.zero_points.astype(storage.numpy())
+        operands.append(_initializer(graph, f"{weight.name}.zero_points", zero_points))
+    blocks = {"axis": 1} if matrix.block is None else {"axis": 0, "block_size": matrix.block}
+    dequantize = onnx_ir.node("DequantizeLinear", operands, blocks)
+    dequantized = dequantize.outputs[0]
+    dequantized.name = f"{weight.name}.dequantized"
+    dequantized.shape, dequantized.type = weight.shape, onnx_ir.TensorType(dtype)
+    graph.insert_before(product, dequantize)
+    product.replace_input_with(1, dequantized)
+
+
+def _gather_integers(
+    graph: onnx_ir.Graph,
+    gather: onnx_ir.Node,
+    weight: onnx_ir.Value,
+    matrix: QuantizedMatrix,
+    dtype: onnx_ir.DataType,
+) -> None:
+    """Rows as integers times their scales. Not ``DequantizeLinear``, whose scales TensorRT wants constant."""
+    assert matrix.block is None, weight.name
+    assert matrix.symmetric, weight.name
+    tokens = gather.inputs[1]
+    values = _lazy_initializer(graph, f"{weight.name}.values", matrix.values.T, onnx_ir.DataType.INT8)
+    scales = _initializer(graph, f"{weight.name}.scales", _scales(matrix.scales, dtype)[:, None])
+    rows, row_scales = (onnx_ir.node("Gather", [table, tokens], {"axis": 0}) for table in (values, scales))
+    cast = onnx_ir.node("Cast", [rows.outputs[0]], {"to": dtype.value})
+    product = onnx_ir.node("Mul", [cast.outputs[0], row_scales.outputs[0]])
+    onnx_ir.convenience.replace_nodes_and_values(
+        graph, gather, [gather], [rows, row_scales, cast, product], gather.outputs, product.outputs
+    )
+    product.outputs[0].type = onnx_ir.TensorType(dtype)
+
+
+def _scales(scales: NDArray[np.float32], dtype: onnx_ir.DataType) -> NDArray[np.generic]:
+    """Scales of another type; none becomes zero, which TensorRT refuses."""
+    least = float(ml_dtypes.finfo(dtype.numpy()).smallest_subnormal)  # type: ignore[no-untyped-call]
+    return np.maximum(scales, least).astype(dtype.numpy())
+
+
+def _lazy_initializer(
+    graph: onnx_ir.Graph,
+    name: str,
+    values: NDArray[np.int8] | NDArray[np.uint8],
+    storage: onnx_ir.DataType,
+) -> onnx_ir.Value:
+    """An initializer that becomes ``storage`` when it is written: until then no second copy is held."""
+
+    def stored() -> onnx_ir.TensorProtocol:
+        return onnx_ir.tensor(np.ascontiguousarray(values).astype(storage.numpy(), copy=False), name=name)
+
+    shape = onnx_ir.Shape(values.shape)
+    return _register(graph, name, shape, onnx_ir.LazyTensor(stored, storage, shape, name=name))
 
 
 def _initializer(graph: onnx_ir.Graph, name: str, array: NDArray[np.generic]) -> onnx_ir.Value:
-    tensor = onnx_ir.tensor(array, name=name)
-    value = onnx_ir.Value(
-        name=name,
-        shape=onnx_ir.Shape(array.shape),
-        type=onnx_ir.TensorType(tensor.dtype),
-        const_value=tensor,
-    )
+    return _register(graph, name, onnx_ir.Shape(array.shape), onnx_ir.tensor(array, name=name))
+
+
+def _register(
+    graph: onnx_ir.Graph, name: str, shape: onnx_ir.Shape, tensor: onnx_ir.TensorProtocol
+) -> onnx_ir.Value:
+    kind = onnx_ir.TensorType(tensor.dtype)
+    value = onnx_ir.Value(name=name, shape=shape, type=kind, const_value=tensor)
     graph.register_initializer(value)
     return value
