@@ -31,6 +31,9 @@ COMMANDS = {
     "generate": LazyCommand(
         "acespec.edge_runtime.commands", "generate", "Generate text with a verifier's help."
     ),
+    "inspect": LazyCommand(
+        "acespec.edge_runtime.inspect_command", "inspect", "Show what a bundle holds and takes."
+    ),
     "models": LazyCommand("acespec.models.commands", "models", "Fetch models and derive drafts from them."),
     "profile": LazyCommand(
         "acespec.edge_runtime.profile_command", "profile", "Measure how long a bundle's steps take here."
