@@ -89,9 +89,11 @@ def prepare(say: Callable[[str], None], precision: str = PRECISION) -> Bundle:
                 return bundle
             say("the draft's bundle was made from something else; making it again")
     from acespec.export.bundle import export_bundle  # brings torch: only where something is exported
+    from acespec.export.options import ExportOptions, parse_precision
 
     say(f"exporting {PAIR.draft} as {precision} to {folder}")
-    return export_bundle(folders.draft, folder, buckets=PAIR.buckets, precision=precision, progress=say)
+    options = ExportOptions(PAIR.buckets, precision=parse_precision(precision))
+    return export_bundle(folders.draft, folder, options, say)
 
 
 async def ready_bundle() -> Bundle:

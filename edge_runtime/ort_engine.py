@@ -90,6 +90,8 @@ class OnnxRuntimeEngine:
         widest = self._buckets[-1]
         self._tokens = np.zeros((1, widest), np.int64)
         self._positions = np.zeros((1, widest), np.int64)
+        self._all_rows = np.arange(widest)
+        self._last_row = np.zeros(1, np.int64)
         self._mask = np.zeros(widest * (1 + max_rows + widest), np.float32)
         self._mask_address = self._mask.ctypes.data
         self._logits = np.zeros((widest, self._vocab_size), np.float32)
@@ -99,8 +101,6 @@ class OnnxRuntimeEngine:
         new_rows = np.zeros((len(new_names), width, *self._row_shape), np.float32)
         binding.bind_input("input_ids", "cpu", 0, np.int64, (1, width), self._tokens.ctypes.data)
         binding.bind_input("position_ids", "cpu", 0, np.int64, (1, width), self._positions.ctypes.data)
-        logits_shape = (1, width, self._vocab_size)
-        binding.bind_output("logits", "cpu", 0, np.float32, logits_shape, self._logits.ctypes.data)
         for name, rows in zip(new_names, new_rows, strict=True):
             binding.bind_output(name, "cpu", 0, np.float32, rows.shape, rows.ctypes.data)
         return BucketStep(session, binding, new_rows)
@@ -156,13 +156,18 @@ class OnnxRuntimeEngine:
 
         step = self._steps[width]
         bind_input = step.binding.bind_input
+        self._last_row[0] = count - 1
+        wanted = self._last_row if last_only else self._all_rows[:width]
+        bind_input("logit_rows", "cpu", 0, np.int64, wanted.shape, wanted.ctypes.data)
+        logits_shape = (1, len(wanted), self._vocab_size)
+        step.binding.bind_output("logits", "cpu", 0, np.float32, logits_shape, self._logits.ctypes.data)
         bind_input("mask", "cpu", 0, np.float32, (1, 1, width, columns), self._mask_address)
         past_shape = (1 + past, *self._row_shape)
         for name, address in self._past_bindings:
             bind_input(name, "cpu", 0, np.float32, past_shape, address)
         step.session.run_with_iobinding(step.binding)
         self._rows.append(step.new_rows[:, :count])
-        return DraftLogits(self._logits[count - 1 : count] if last_only else self._logits[:count])
+        return DraftLogits(self._logits[:1] if last_only else self._logits[:count])
 
     def compact(self, prefix: int, rows: Sequence[int]) -> None:
         self._rows.compact(prefix, rows)

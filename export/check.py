@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from acespec.errors import AcespecError
 from acespec.export.graph import ExportError
-from acespec.models.manifest import TensorSpec
+from acespec.models.architecture import attention_masks
+from acespec.models.manifest import GraphVariant
 
 MASKED = -1e4
 TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-4
@@ -43,6 +44,13 @@ class Probe:
     def count(self) -> int:
         return len(self.tokens)
 
+    def seen(self, window: int | None) -> NDArray[np.bool_]:
+        """The mask ``[n, n]`` of layers that look ``window`` positions back; None: of all others."""
+        if window is None:
+            return self.mask
+        behind = self.positions[:, None] - self.positions[None, :]
+        return self.mask & (behind < window)
+
 
 def causal_probe(tokens: Sequence[int]) -> Probe:
     """A plain text: each token attends to itself and all before it."""
@@ -64,39 +72,25 @@ def branching_probe(tokens: NDArray[np.int64], num_branches: int = 2, branch_len
 
 
 class GraphRunner:
-    """Runs a graph step by step the obvious way: the past is concatenated anew after each.
+    """Runs a portable graph step by step the obvious way: the past is concatenated anew after each.
 
     The past begins with a masked row of zeros, as in the runtime: ONNX Runtime 1.23 fails on an empty one.
     """
 
-    def __init__(self, graph: Path, inputs: tuple[TensorSpec, ...], accuracy_level: int = 1) -> None:
+    def __init__(self, graph: Path, variant: GraphVariant, accuracy_level: int = 1) -> None:
         """``accuracy_level`` is ONNX Runtime's for int4 weights: 1 multiplies in float32, 4 in int8.
 
         Raises `ExportError` when the graph does not load.
         """
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(accuracy_level))
-        try:
-            self._session = onnxruntime.InferenceSession(
-                str(graph), options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:  # ONNX Runtime's errors share no narrower base
-            cause = " ".join(str(error).split())
-            raise ExportError(
-                f"ONNX Runtime refuses {graph.name} ({cause}); please report the model's architecture"
-            ) from error
-        self._past_names = [spec.name for spec in inputs if spec.name.startswith("past_")]
-        self._row_shape = next(
-            [int(size) for size in spec.shape[1:]] for spec in inputs if spec.name.startswith("past_")
-        )
+        self._session = open_graph(graph, accuracy_level)
+        self._masks = variant.masks
+        self._past = [spec for spec in variant.inputs if spec.name.startswith("past_")]
+        self._dtype = {"float": np.float32, "float16": np.float16}[self._past[0].dtype]
 
     def logits(self, probe: Probe, widths: tuple[int, ...]) -> NDArray[np.float32]:
         """Logits ``[n, vocab_size]`` of the probe fed in steps of ``widths`` tokens, which sum to n."""
         assert sum(widths) == probe.count, (widths, probe.count)
-        past = [np.zeros((1, *self._row_shape), np.float32) for _ in self._past_names]
-        seen = np.pad(probe.mask, ((0, 0), (1, 0)), constant_values=False)  # nothing sees the row of zeros
-        additive = np.where(seen, 0, MASKED).astype(np.float32)
+        past = [np.zeros((1, *map(int, spec.shape[1:])), self._dtype) for spec in self._past]
         rows: list[NDArray[np.float32]] = []
         first = 0
         for width in widths:
@@ -104,9 +98,13 @@ class GraphRunner:
             step: dict[str, NDArray[Any]] = {
                 "input_ids": probe.tokens[None, first:end],
                 "position_ids": probe.positions[None, first:end],
-                "mask": additive[None, None, first:end, : 1 + end],
+                "logit_rows": np.arange(width),
             }
-            step.update(zip(self._past_names, past, strict=True))
+            for mask in self._masks:
+                seen = np.pad(probe.seen(mask.window), ((0, 0), (1, 0)))  # nothing sees the row of zeros
+                additive = np.where(seen[first:end, : 1 + end], 0, MASKED)
+                step[mask.name] = additive[None, None].astype(self._dtype)
+            step.update(zip((spec.name for spec in self._past), past, strict=True))
             logits, *new = self._session.run(None, step)
             past = [np.concatenate(pair) for pair in zip(past, new, strict=True)]
             rows.append(logits[0])
@@ -114,20 +112,38 @@ class GraphRunner:
         return np.concatenate(rows)
 
 
+def open_graph(graph: Path, accuracy_level: int = 1) -> onnxruntime.InferenceSession:
+    """A session on the CPU. Raises `ExportError` when the graph does not load."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(accuracy_level))
+    try:
+        return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's errors share no narrower base
+        cause = " ".join(str(error).split())
+        raise ExportError(
+            f"ONNX Runtime refuses {graph.name} ({cause}); please report the model's architecture"
+        ) from error
+
+
 @torch.no_grad()
 def torch_logits(model: PreTrainedModel, probe: Probe, vocab_size: int) -> NDArray[np.float32]:
     """Logits ``[n, vocab_size]`` of one forward of the model's own eager attention, without any cache."""
     exported_attention = model.config._attn_implementation
     model.set_attn_implementation("eager")
-    additive = torch.where(torch.from_numpy(probe.mask), 0.0, MASKED)[None, None]
+    additive = [
+        torch.where(torch.from_numpy(probe.seen(mask.window)), 0.0, MASKED)[None, None].to(model.dtype)
+        for mask in attention_masks(model.config.get_text_config())
+    ]
+    by_kind = dict(zip(("full_attention", "sliding_attention"), additive, strict=False))
     output = model(
         input_ids=torch.from_numpy(probe.tokens)[None],
         position_ids=torch.from_numpy(probe.positions)[None],
-        attention_mask=additive,
+        attention_mask=additive[0] if len(additive) == 1 else by_kind,
         use_cache=False,
     )
     model.set_attn_implementation(exported_attention)
-    logits: NDArray[np.float32] = output.logits[0, :, :vocab_size].numpy()
+    logits: NDArray[np.float32] = output.logits[0, :, :vocab_size].float().numpy()
     return logits
 
 

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import click
 
-from acespec.export.options import DEFAULT_BUCKETS, DEFAULT_CONTEXT, PRECISIONS, parse_buckets
+from acespec.export.options import (
+    DEFAULT_BUCKETS,
+    DEFAULT_CONTEXT,
+    PRECISIONS,
+    ExportOptions,
+    parse_buckets,
+    parse_precision,
+)
 
 
 @click.command()
@@ -47,7 +54,7 @@ def export(model: str, out: Path, buckets: str, precision: str, context: int) ->
 
     from acespec.models.sources import resolve_model
 
-    widths = parse_buckets(buckets)
+    options = ExportOptions(parse_buckets(buckets), context, precision=parse_precision(precision))
     folder = resolve_model(model)
     from acespec.export.bundle import export_bundle  # after what may be refused at once: it loads torch
 
@@ -58,9 +65,7 @@ def export(model: str, out: Path, buckets: str, precision: str, context: int) ->
             console.print(f"  {stage}", highlight=False)
             status.update(stage)
 
-        bundle = export_bundle(
-            folder, out, buckets=widths, precision=precision, context=context, progress=progress
-        )
+        bundle = export_bundle(folder, out, options, progress)
     megabytes = sum(file.stat().st_size for file in bundle.folder.iterdir()) / 1e6
     console.print(
         f"exported {bundle.manifest.model_name} to {bundle.folder} ({megabytes:.0f} MB)", highlight=False

@@ -7,18 +7,43 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import onnx
 import onnx_ir
+import onnxscript
 import torch
 from torch import nn
 
 from acespec.errors import AcespecError
-from acespec.models.exportable import DecoderShape, ExportableDecoder
+from acespec.models.exportable import ExportableDecoder
 from acespec.models.manifest import TensorSpec
 
 OPSET = 21
+ATTENTION_DOMAIN = "acespec"
+DTYPE_NAMES = {
+    onnx_ir.DataType.FLOAT: "float",
+    onnx_ir.DataType.FLOAT16: "float16",
+    onnx_ir.DataType.BFLOAT16: "bfloat16",
+    onnx_ir.DataType.INT32: "int32",
+    onnx_ir.DataType.INT64: "int64",
+}
+"""ONNX Runtime's spelling of the types that graphs take and return."""
 # Any widths do, as long as no two dimensions look alike to the tracer.
-TRACED_TOKENS, TRACED_PAST = 8, 12
+TRACED_TOKENS, TRACED_LOGIT_ROWS = 8, 5
+_ATTENTION = onnxscript.values.Op(
+    onnxscript.values.Opset(ATTENTION_DOMAIN, 1),
+    "Attention",
+    onnx.defs.OpSchema(
+        "Attention",
+        ATTENTION_DOMAIN,
+        1,
+        inputs=[onnx.defs.OpSchema.FormalParameter(name, "T") for name in ("query", "key", "value", "mask")],
+        outputs=[onnx.defs.OpSchema.FormalParameter("output", "T")],
+        type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "")],
+        attributes=[onnx.defs.OpSchema.Attribute("scale", onnx.defs.OpSchema.AttrType.FLOAT)],
+    ),
+)
 
 
 class ExportError(AcespecError):
@@ -49,37 +74,23 @@ def use_matrix_products(decoder: ExportableDecoder) -> None:
                 setattr(parent, name, MatrixProduct(child, width))
 
 
-def interface(shape: DecoderShape, vocab_size: int) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Inputs and outputs of the graph, in order."""
-    row = (shape.num_kv_heads, shape.head_dim)
-    kinds = [f"{kind}.{layer}" for layer in range(shape.num_layers) for kind in ("key", "value")]
-    inputs = [
-        TensorSpec(name="input_ids", dtype="int64", shape=(1, "N")),
-        TensorSpec(name="position_ids", dtype="int64", shape=(1, "N")),
-        TensorSpec(name="mask", dtype="float", shape=(1, 1, "N", "T")),
-        *(TensorSpec(name=f"past_{kind}", dtype="float", shape=("S", *row)) for kind in kinds),
-    ]
-    outputs = [
-        TensorSpec(name="logits", dtype="float", shape=(1, "N", vocab_size)),
-        *(TensorSpec(name=f"new_{kind}", dtype="float", shape=("N", *row)) for kind in kinds),
-    ]
-    return tuple(inputs), tuple(outputs)
-
-
 def trace_graph(decoder: ExportableDecoder) -> onnx_ir.Model:
-    """Trace the decoder into a graph whose number of tokens N and of past rows S vary.
+    """Trace the decoder into a graph of one step, in which N tokens, M logit rows and T mask columns vary.
 
-    Raises `ExportError` when the model's code cannot be traced.
+    Each layer's attention is one node `acespec::Attention` of query, key, value and mask, in layer order,
+    with no past: a lowering gives it one. Raises `ExportError` when the model's code cannot be traced.
     """
-    shape, tokens, past = decoder.shape, TRACED_TOKENS, TRACED_PAST
+    tokens, rows = TRACED_TOKENS, TRACED_LOGIT_ROWS
+    masks = [torch.zeros(1, 1, tokens, tokens, dtype=decoder.dtype) for _ in decoder.masks]
     example = (
         torch.zeros(1, tokens, dtype=torch.int64),
-        torch.arange(past, past + tokens)[None],
-        torch.zeros(1, 1, tokens, past + tokens),
-        [torch.zeros(past, shape.num_kv_heads, shape.head_dim) for _ in range(2 * shape.num_layers)],
+        torch.arange(tokens)[None],
+        torch.arange(rows),
+        masks,
     )
-    varying = ({1: "N"}, {1: "N"}, {2: "N", 3: "T"}, [{0: "S"}] * (2 * shape.num_layers))
-    inputs, outputs = interface(shape, decoder.vocab_size)
+    varying = ({1: "N"}, {1: "N"}, {0: "M"}, [{2: "N", 3: "T"}] * len(masks))
+    names = ["input_ids", "position_ids", "logit_rows", *(mask.name for mask in decoder.masks)]
+    outputs = ["logits"] if decoder.top_k is None else ["top_logits", "top_ids", "log_sum_exp"]
     try:
         with torch.no_grad(), quiet_exporter():
             program = torch.onnx.export(
@@ -87,9 +98,10 @@ def trace_graph(decoder: ExportableDecoder) -> onnx_ir.Model:
                 example,
                 dynamo=True,
                 opset_version=OPSET,
-                input_names=[spec.name for spec in inputs],
-                output_names=[spec.name for spec in outputs],
+                input_names=names,
+                output_names=outputs,
                 dynamic_shapes=varying,
+                custom_translation_table={torch.ops.acespec.attention.default: _attention_node},
                 verbose=False,
             )
     except Exception as error:  # the exporter's errors share no base
@@ -101,6 +113,24 @@ def trace_graph(decoder: ExportableDecoder) -> onnx_ir.Model:
     model: onnx_ir.Model = program.model
     divide_by_roots(model.graph)
     return model
+
+
+def _attention_node(query: Any, key: Any, value: Any, mask: Any, scale: float) -> Any:
+    return _ATTENTION(query, key, value, mask, scale=scale)
+
+
+def attention_nodes(graph: onnx_ir.Graph) -> list[onnx_ir.Node]:
+    """The neutral attention nodes of a traced graph, of layers 0, 1, ..."""
+    return [node for node in graph if (node.domain, node.op_type) == (ATTENTION_DOMAIN, "Attention")]
+
+
+def tensor_spec(value: onnx_ir.Value) -> TensorSpec:
+    """A graph input or output as the manifest describes it."""
+    assert value.name is not None
+    assert value.shape is not None
+    assert value.dtype is not None
+    shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
+    return TensorSpec(name=value.name, dtype=DTYPE_NAMES[value.dtype], shape=shape)
 
 
 def divide_by_roots(graph: onnx_ir.Graph) -> None:

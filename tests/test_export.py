@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from acespec.edge_runtime.ort_engine import OnnxRuntimeEngine
 from acespec.errors import AcespecError
-from acespec.export import bundle as bundle_module
+from acespec.export import write as write_module
 from acespec.export.bundle import export_bundle
 from acespec.export.check import (
     ExportShapeError,
@@ -31,7 +31,8 @@ from acespec.export.commands import export
 from acespec.export.graph import ExportError
 from acespec.export.options import ExportOptions, parse_buckets
 from acespec.export.staging import replaced_bundle
-from acespec.models.exportable import ModelFolderError, UnsupportedModelError
+from acespec.models.architecture import UnsupportedModelError
+from acespec.models.exportable import ModelFolderError
 from acespec.models.manifest import Bundle, load_bundle
 from model_folder import tiny_tokenizer
 from test_manifest import write_bundle
@@ -63,10 +64,8 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     bundle = export_bundle(
         model_folder(folder / "tiny-qwen3", "qwen3"),
         folder / "bundle",
-        buckets=(8, 1, 8),
-        precision="int4",
-        context=64,
-        progress=said.append,
+        ExportOptions((8, 1, 8), context=64, precision="int4"),
+        said.append,
     )
     return Exported(bundle, said)
 
@@ -77,9 +76,10 @@ def test_the_graph_has_standard_operators_only_and_the_interface_of_the_manifest
     assert [(opset.domain, opset.version) for opset in graph.opset_import] == [("", 21)]
     assert {node.domain for node in graph.graph.node} == {""}
     assert not graph.functions
-    assert [spec.name for spec in variant.inputs[:5]] == [
+    assert [spec.name for spec in variant.inputs[:6]] == [
         "input_ids",
         "position_ids",
+        "logit_rows",
         "mask",
         "past_key.0",
         "past_value.0",
@@ -150,10 +150,10 @@ def test_a_graph_that_computes_something_else_is_not_written(
         weight = graph.graph.initializers["model.model.layers.1.self_attn.o_proj.weight"]  # type: ignore[attr-defined]
         weight.const_value.raw.data[0, 0] += 0.5
 
-    monkeypatch.setattr(bundle_module, "quantize_graph", tampered)
+    monkeypatch.setattr(write_module, "quantize_graph", tampered)
     folder = model_folder(tmp_path / "model", "llama")
     with pytest.raises(ExportToleranceError, match=r"portable\.onnx differs from PyTorch by .* allowed are"):
-        export_bundle(folder, tmp_path / "bundle")
+        export_bundle(folder, tmp_path / "bundle", ExportOptions())
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -175,7 +175,7 @@ def test_shape_and_tolerance_are_different_errors() -> None:
 def test_a_graph_onnx_runtime_refuses_is_an_error_of_its_own(tmp_path: Path) -> None:
     (tmp_path / GRAPH).write_bytes(b"not a graph")
     with pytest.raises(ExportError, match=r"ONNX Runtime refuses portable\.onnx") as caught:
-        GraphRunner(tmp_path / GRAPH, tiny_bundle().manifest.graphs[0].inputs)
+        GraphRunner(tmp_path / GRAPH, tiny_bundle().manifest.graphs[0])
     assert "\n" not in str(caught.value)
 
 
@@ -218,18 +218,22 @@ def test_a_finished_export_replaces_the_old_bundle(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("ten years of work")
     with pytest.raises(AcespecError, match="exists and is not a bundle"):
-        export_bundle(tmp_path, tmp_path)
+        export_bundle(tmp_path, tmp_path, ExportOptions())
     assert (tmp_path / "thesis.txt").read_text() == "ten years of work"
 
 
 def test_models_that_cannot_be_exported_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="Mistral"):
-        export_bundle(model_folder(tmp_path / "mistral", "mistral"), tmp_path / "bundle")
+    folder = model_folder(tmp_path / "dynamic", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match=r"Llama.*dynamic"):
+        export_bundle(folder, tmp_path / "bundle", ExportOptions())
     broken = model_folder(tmp_path / "broken", "llama")
     (broken / "model.safetensors").unlink()
     with pytest.raises(ModelFolderError, match=r"broken cannot be loaded as a causal language model"):
-        export_bundle(broken, tmp_path / "bundle")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "mistral"]
+        export_bundle(broken, tmp_path / "bundle", ExportOptions())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "dynamic"]
 
 
 def test_a_model_that_is_not_whole_is_refused_and_not_filled_with_random_weights(tmp_path: Path) -> None:
@@ -238,11 +242,11 @@ def test_a_model_that_is_not_whole_is_refused_and_not_filled_with_random_weights
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ModelFolderError, match="cannot be loaded"):
-        export_bundle(folder, tmp_path / "bundle")
+        export_bundle(folder, tmp_path / "bundle", ExportOptions())
     weights.write_bytes(whole)
     config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 3}))
     with pytest.raises(ModelFolderError, match=r"lacks 9 of the model's tensors, model\.layers\.2\."):
-        export_bundle(folder, tmp_path / "bundle")
+        export_bundle(folder, tmp_path / "bundle", ExportOptions())
 
 
 @pytest.mark.parametrize(
@@ -251,17 +255,17 @@ def test_a_model_that_is_not_whole_is_refused_and_not_filled_with_random_weights
         ({"buckets": ()}, "between 1 and 1024, not none"),
         ({"buckets": (0, 8)}, "between 1 and 1024, not 0, 8"),
         ({"buckets": (2048,)}, "between 1 and 1024, not 2048"),
-        ({"precision": "fp4"}, "no precision 'fp4'; choose one of fp32, int8, int4"),
+        ({"precision": "fp4"}, "no precision 'fp4'; choose one of fp32, fp16, bf16, int8, int4"),
         ({"context": 0}, "context must be at least 1"),
     ],
 )
-def test_arguments_out_of_range_are_named(tmp_path: Path, arguments: dict[str, object], message: str) -> None:
+def test_arguments_out_of_range_are_named(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(AcespecError, match=message):
-        export_bundle(tmp_path / "model", tmp_path / "bundle", **arguments)  # type: ignore[arg-type]
+        ExportOptions(**arguments)  # type: ignore[arg-type]
 
 
 def test_buckets_are_sorted_and_parsed() -> None:
-    assert ExportOptions((16, 1, 16), "fp32", 8).buckets == (1, 16)
+    assert ExportOptions((16, 1, 16)).buckets == (1, 16)
     assert parse_buckets("32, 8,1") == (32, 8, 1)
     with pytest.raises(AcespecError, match="numbers with commas between"):
         parse_buckets("1;8")

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from acespec.export.bundle import export_bundle
+from acespec.export.options import ExportOptions
 from acespec.models.manifest import Bundle
 from tiny_target import write_target_folder
 
@@ -17,7 +18,9 @@ def tiny_bundle() -> Bundle:
     folder = tempfile.TemporaryDirectory(prefix="acespec-tiny-")
     tiny_folders.append(folder)
     target = write_target_folder(Path(folder.name) / "tiny-llama")
-    return export_bundle(target, Path(folder.name) / "bundle", buckets=(1, 4, 16), context=96)
+    return export_bundle(
+        target, Path(folder.name) / "bundle", ExportOptions((1, 4, 16), 96, prefill_chunk=32)
+    )
 
 
 tiny_folders: list[tempfile.TemporaryDirectory[str]] = []
