@@ -1,0 +1,40 @@
+#!/bin/sh
+# What the edge's container starts with: compile the bundle's engines, then run `acespec` with the arguments given.
+#
+# ACESPEC_BUNDLE   the draft's bundle; default /bundle
+# ACESPEC_ENGINES  where plans are kept; default /engines, a volume, so that later starts find them
+# ACESPEC_COMPILE  `auto` (default): compile where TensorRT works; `never`: leave it, for ONNX Runtime's kernels
+# ACESPEC_READY    file that says the engines are ready and the command was started, for the image's health check
+#
+# Whether a plan is still the right one (TensorRT, device, graph) is decided by `acespec engine build`, which compiles
+# nothing that stands; so it is called at every start.
+set -eu
+bundle=${ACESPEC_BUNDLE:-/bundle}
+engines=${ACESPEC_ENGINES:-/engines}
+compile=${ACESPEC_COMPILE:-auto}
+ready=${ACESPEC_READY:-/tmp/acespec-ready}
+
+say() {
+    echo "edge-entrypoint: $1" >&2
+}
+
+rm -f "$ready"
+case $compile in
+never) say 'ACESPEC_COMPILE=never: no engine is compiled' ;;
+auto)
+    if [ ! -e "$bundle/manifest.json" ]; then
+        say "no bundle in $bundle: no engine is compiled"
+    elif ! reason=$(python -c 'import tensorrt' 2>&1); then
+        # Its last line tells a missing module from libraries that were not mounted (no --runtime nvidia).
+        say "TensorRT does not work here ($(echo "$reason" | tail -n 1)): no engine is compiled"
+    else
+        acespec engine build "$bundle" --engines "$engines"
+    fi
+    ;;
+*)
+    say "ACESPEC_COMPILE is '$compile'; it can be 'auto' or 'never'"
+    exit 2
+    ;;
+esac
+: > "$ready"
+exec acespec "$@"
