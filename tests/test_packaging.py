@@ -27,6 +27,8 @@ EXTRA_OF = {
     "speculation": None,
     "wire": "edge",
 }
+OPTIMUM_FILE = "optimum/commands/register/acespec.py"
+"""A sub-command of Optimum's, in its namespace package; a second file could overwrite one of Optimum's."""
 DIST = os.environ.get("ACESPEC_DIST")
 
 in_archives = pytest.mark.skipif(DIST is None, reason="make packages builds the archives and runs this")
@@ -95,7 +97,9 @@ def test_every_third_party_import_is_a_declared_dependency_of_its_extra(folder: 
 def test_the_wheel_holds_every_file_of_the_package_and_no_other_package() -> None:
     with zipfile.ZipFile(archive("*.whl")) as wheel:
         names = [PurePosixPath(name) for name in wheel.namelist()]
-    assert {name.parts[0] for name in names if not name.parts[0].endswith(".dist-info")} == {"acespec"}
+    top = {name.parts[0] for name in names if not name.parts[0].endswith(".dist-info")}
+    assert top == {"acespec", "optimum"}
+    assert [str(name) for name in names if name.parts[0] == "optimum"] == [OPTIMUM_FILE]
     assert {
         name.relative_to("acespec").as_posix() for name in names if name.parts[0] == "acespec"
     } == package_files()
@@ -110,6 +114,10 @@ def test_the_sdist_holds_files_where_the_sources_hold_links() -> None:
         }
     for name in package_files():
         assert members[PurePosixPath("src/acespec") / name].isfile(), name
+    in_optimum = {
+        str(name) for name, member in members.items() if "optimum" in name.parts and member.isfile()
+    }
+    assert in_optimum == {f"src/{OPTIMUM_FILE}"}
 
 
 @in_archives

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import click
@@ -80,10 +81,13 @@ def acespec(verbose: int) -> None:
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
-def main() -> None:
-    """Run the command line; errors a user can cause become one line on standard error and exit status 1."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; errors a user can cause become one line on standard error and exit status 1.
+
+    ``arguments`` are the words after ``acespec``; None: those of this process.
+    """
     try:
-        acespec(prog_name="acespec")
+        acespec(args=arguments, prog_name="acespec")
     except AcespecError as error:
         raise SystemExit(f"acespec: error: {error}") from None
     except ModuleNotFoundError as error:

@@ -1,0 +1,3 @@
+from optimum.commands.base import BaseOptimumCLICommand
+
+class ExportCommand(BaseOptimumCLICommand): ...
