@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format types proto proto-check lock check packages report-branches test-edge-py310 clean
+.PHONY: help demo test lint format types proto proto-check lock check check-wheels check-arm64 packages report-branches test-edge-py310 clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,8 @@ test: $(READY) ## run every test, those on the real model included
 lint: $(READY) ## check style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint Dockerfile.jetson Dockerfile.cloud
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
 
 format: $(READY) ## format, and mend what the linter can mend
 	$(BIN)/ruff check --fix-only --exit-zero .
@@ -34,7 +36,7 @@ format: $(READY) ## format, and mend what the linter can mend
 
 types: $(READY) ## check types
 	$(BIN)/mypy
-	$(BIN)/mypy scripts
+	$(BIN)/mypy scripts deploy
 
 proto: $(READY) ## regenerate the gRPC stubs
 	$(BIN)/python scripts/proto.py
@@ -45,7 +47,7 @@ proto-check: $(READY) ## fail if the gRPC stubs are stale
 lock: ## regenerate the pinned requirements (UPGRADE=1: move versions up)
 	$(PYTHON) scripts/lock.py $(if $(UPGRADE),--upgrade)
 
-check: lint types proto-check packages test-edge-py310 test ## what CI runs
+check: lint types proto-check packages check-wheels test-edge-py310 test ## what CI runs
 
 report-branches: $(READY) ## how many cached branches equal sequential drafting, on the real draft at float32
 	$(BIN)/python -m acespec.bench.branch_equality
@@ -55,6 +57,12 @@ packages: $(READY) ## build sdist and wheel, and test them away from the sources
 	rm -rf dist
 	$(BIN)/pyproject-build --no-isolation --outdir dist . >/dev/null
 	ACESPEC_DIST=$(CURDIR)/dist $(BIN)/pytest tests/test_packaging.py
+
+check-wheels: $(READY) ## check that a wheel for Arm exists of all that JetPack 6.2 and 7.2 install
+	$(BIN)/python scripts/check_wheels.py
+
+check-arm64: ## carry out Dockerfile.jetson's steps and the edge's tests in an arm64 root (as root; minutes)
+	scripts/check_arm64.sh
 
 # The device's part on the oldest supported Python, from the wheel, without PyTorch and Transformers.
 ifneq ($(EDGE_PYTHON),)

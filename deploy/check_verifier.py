@@ -6,26 +6,27 @@ The health check of ``Dockerfile.cloud``, by the standard gRPC health protocol:
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
-import grpc
+import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 SERVICE = "acespec.v1.Verifier"
 TIMEOUT_S = 5.0
 
 
-def problem(address: str) -> str | None:
+async def problem(address: str) -> str | None:
     """What is wrong with the verifier at ``address`` (``host:port``); None when it serves."""
-    request = health_pb2.HealthCheckRequest(service=SERVICE)
-    with grpc.insecure_channel(address) as channel:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
         try:
-            response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=TIMEOUT_S)
-        except grpc.RpcError as error:
+            response = await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
             return f"{address} does not answer ({error.code().name})"
     serving = response.status == health_pb2.HealthCheckResponse.SERVING
     return None if serving else f"{address} answers, but does not serve"
 
 
 if __name__ == "__main__":
-    sys.exit(problem(sys.argv[1]))
+    sys.exit(asyncio.run(problem(sys.argv[1])))

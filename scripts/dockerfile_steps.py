@@ -1,10 +1,10 @@
 """Print one target of a Dockerfile as a shell script: ``dockerfile_steps.py DOCKERFILE TARGET``.
 
-Lets a Dockerfile's steps be carried out where no container engine is, in a root that stands for the base image
-(``make check-arm64``). The script wants the build context in ``/context``. It covers what AceSpec's Dockerfiles use;
-any other instruction is an error, so that no step is left out silently.
+Lets a Dockerfile's steps be carried out where no container engine is, in a root that stands for the base
+image (``make check-arm64``). The script wants the build context in ``/context``. It covers what AceSpec's
+Dockerfiles use; any other instruction is an error, so that no step is left out silently.
 
-The script ends with three functions, ``start``, ``default_start`` and ``healthy``, which run the entry point with
+The script ends with three functions, ``start``, ``default_start`` and ``healthy``: the entry point with
 arguments, the entry point with the default command, and the health check.
 """
 
