@@ -19,6 +19,8 @@ class Container:
     """Folders and stand-ins the entry point is run on."""
 
     folder: Path
+    process_id: int = 0
+    """Of the latest start."""
 
     @property
     def ready(self) -> Path:
@@ -44,7 +46,12 @@ class Container:
             **environment,
         }
         command = ["/bin/sh", str(ENTRYPOINT), *arguments]
-        return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        with subprocess.Popen(
+            command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            output, errors = process.communicate()
+        self.process_id = process.pid
+        return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 @pytest.fixture
@@ -67,6 +74,7 @@ def container(tmp_path: Path) -> Container:
             test -e "$5/plan" || {{ echo compiled >> {tmp_path}/calls; : > "$5/plan"; }}
         else
             test -e {tmp_path}/ready && echo ready >> {tmp_path}/calls
+            echo "$$ $#" > {tmp_path}/started
             exit 7
         fi""",
     )
@@ -78,6 +86,8 @@ def test_the_first_start_compiles_and_the_next_finds_the_engine(container: Conta
     first = container.start("generate", "--prompt", "two words")
     assert container.calls == [build, "compiled", "generate --prompt two words", "ready"]
     assert first.returncode == 7, "the exit status is the command's"
+    started = (container.folder / "started").read_text(encoding="utf-8")
+    assert started == f"{container.process_id} 3\n", "signals reach the command, and arguments stay whole"
     container.start("doctor")
     assert container.calls[4:] == [build, "doctor", "ready"]
 
