@@ -26,6 +26,9 @@ COMMANDS = {
     "demo": LazyCommand(
         "acespec.bench.commands", "demo", "Run the whole system on this machine and compare it."
     ),
+    "engine": LazyCommand(
+        "acespec.edge_runtime.engine_command", "engine", "Compile a bundle for this device with TensorRT."
+    ),
     "export": LazyCommand(
         "acespec.export.commands", "export", "Turn a model into a bundle the edge can run."
     ),
