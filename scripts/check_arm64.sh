@@ -25,9 +25,9 @@ trap 'umount -R "$root/proc" "$root/dev" 2> /dev/null || true; rm -rf --one-file
 chmod 755 "$root"
 stage() { printf '\n=== %s (%d s)\n' "$1" "$SECONDS"; }
 
-# Only pip's settings and the time zone's and terminal's defaults enter the root.
+# Of the environment only pip's settings and the proxies' enter the root.
 settings=(PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive)
-while IFS= read -r setting; do settings+=("$setting"); done < <(env | grep -E '^(PIP_|(https?|no)_proxy=)' || true)
+while IFS= read -r setting; do settings+=("$setting"); done < <(env | grep -E '^(PIP_[A-Z_]+|https?_proxy|no_proxy)=' | grep -v '^PIP_CERT=' || true)
 
 in_root() {
     if chroot "$root" /bin/true 2> /dev/null; then
@@ -53,8 +53,10 @@ if chroot "$root" /bin/true 2> /dev/null; then
     mount --rbind /dev "$root/dev"
 fi
 cp -L /etc/resolv.conf "$root/etc/resolv.conf"
+# Under a name of its own: the ca-certificates package would write over a bundle at its usual place.
 if [ -n "${PIP_CERT:-}" ]; then
-    install -D -m 644 "$PIP_CERT" "$root$PIP_CERT"
+    install -m 644 "$PIP_CERT" "$root/pip-certificates.pem"
+    settings+=(PIP_CERT=/pip-certificates.pem)
 fi
 
 stage "steps of Dockerfile.jetson's target cpu"
