@@ -29,6 +29,9 @@ stage() { printf '\n=== %s (%d s)\n' "$1" "$SECONDS"; }
 settings=(PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive)
 while IFS= read -r setting; do settings+=("$setting"); done < <(env | grep -E '^(PIP_[A-Z_]+|https?_proxy|no_proxy)=' | grep -v '^PIP_CERT=' || true)
 
+# What a command prints is of interest when it fails.
+quietly() { "$@" > "$root/log" 2>&1 || { tail -n 20 "$root/log"; return 1; }; }
+
 in_root() {
     if chroot "$root" /bin/true 2> /dev/null; then
         env -i "${settings[@]}" chroot "$root" "$@"
@@ -44,10 +47,8 @@ if [ "$(uname -m)" != aarch64 ]; then
     update-binfmts --enable qemu-aarch64 2> /dev/null || true
 fi
 mirror=${ARM64_MIRROR:-http://deb.debian.org/debian}
-debootstrap --foreign --arch=arm64 --variant=minbase bookworm "$root" "$mirror" > "$root.log" ||
-    { tail -n 20 "$root.log"; exit 1; }
-rm "$root.log"
-in_root /debootstrap/debootstrap --second-stage > /dev/null
+quietly debootstrap --foreign --arch=arm64 --variant=minbase bookworm "$root" "$mirror"
+quietly in_root /debootstrap/debootstrap --second-stage
 if chroot "$root" /bin/true 2> /dev/null; then
     mount -t proc proc "$root/proc"
     mount --rbind /dev "$root/dev"
