@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
+from acespec.edge_runtime.plan_files import ENGINES_FOLDER
+from acespec.edge_runtime.plan_report import BuiltPlan, built_plans
 from acespec.errors import AcespecError
 from acespec.models.bundle_report import BundleReport, VariantReport, report_bundle
 from acespec.models.latency import LatencyProfile
@@ -34,10 +37,11 @@ def inspect(bundle: Path, as_json: bool, plot: Path | None) -> None:
     takes comes on top.
     """
     report = report_bundle(load_bundle(bundle))
+    plans = built_plans(bundle / ENGINES_FOLDER, report.manifest)
     if as_json:
-        click.echo(json.dumps(as_dict(report), indent=1))
+        click.echo(json.dumps(as_dict(report, plans), indent=1))
     else:
-        show(report, Console(highlight=False))
+        show(report, plans, Console(highlight=False))
     if plot is not None:
         from acespec.edge_runtime.latency_plot import plot_latency
 
@@ -47,13 +51,14 @@ def inspect(bundle: Path, as_json: bool, plot: Path | None) -> None:
         plot_latency(latency, report.manifest.model_name, plot)
 
 
-def as_dict(report: BundleReport) -> dict[str, Any]:
+def as_dict(report: BundleReport, plans: Sequence[BuiltPlan]) -> dict[str, Any]:
     """What ``--json`` prints."""
     manifest = report.manifest
     about = {"model_name", "precision", "quantization", "num_layers", "num_kv_heads", "head_dim"}
     about |= {"vocab_size", "max_context", "vocabulary_hash", "source_fingerprint", "latency"}
     described: dict[str, Any] = dataclasses.asdict(report)
     described["manifest"] = manifest.model_dump(mode="json", include=about)
+    described["plans"] = [dataclasses.asdict(plan) for plan in plans]
     return {**described.pop("manifest"), **_plain(described)}
 
 
@@ -66,7 +71,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def show(report: BundleReport, console: Console) -> None:
+def show(report: BundleReport, plans: Sequence[BuiltPlan], console: Console) -> None:
     """Print the report."""
     manifest = report.manifest
     console.print(
@@ -79,6 +84,8 @@ def show(report: BundleReport, console: Console) -> None:
         console.print(step_table(variant))
         console.print(memory_table(variant))
     console.print(files_table(report))
+    if plans:
+        console.print(plans_table(plans))
     if manifest.latency is None:
         console.print("No latency profile; measure one with: acespec profile BUNDLE")
     else:
@@ -148,6 +155,18 @@ def files_table(report: BundleReport) -> Table:
     table = _table("files", "file", ">size")
     for file in report.files:
         table.add_row(file.name, size(file.size_bytes))
+    return table
+
+
+def plans_table(plans: Sequence[BuiltPlan]) -> Table:
+    """TensorRT plans beside the bundle."""
+    table = _table("TensorRT plans", "file", ">size", "of", "for", ">widths", ">rows", "")
+    for plan in plans:
+        widths = ",".join(map(str, plan.widths))
+        capability = f"compute {plan.compute_capability}"
+        table.add_row(
+            plan.file, size(plan.size_bytes), plan.runtime, capability, widths, str(plan.rows), plan.fault
+        )
     return table
 
 

@@ -18,9 +18,9 @@ def plot_latency(latency: LatencyProfile, title: str, file: Path) -> None:
     try:
         # Optional, so it is looked up by name; and not pyplot, which looks for a screen.
         figure_module = importlib.import_module("matplotlib.figure")
-    except ModuleNotFoundError:
+    except ImportError as error:
         raise AcespecError(
-            "drawing needs matplotlib, which is not installed; run: pip install 'acespec[plot]'"
+            f"drawing needs matplotlib, which cannot be imported ({error}); run: pip install 'acespec[plot]'"
         ) from None
     figure = figure_module.Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
