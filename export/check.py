@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
-import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from acespec.errors import AcespecError
 from acespec.export.graph import ExportError
-from acespec.models.architecture import attention_masks
+from acespec.models.exportable import MASKED, plain_logits
 from acespec.models.manifest import GraphVariant
-
-MASKED = -1e4
-TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-4
-"""A logit may differ by the first, or by the second times the largest logit if that is more. Two correct
-float32 runs of a 30-layer model whose logits reach 40 differ by 1e-4, and by up to 8e-4 with int4 weights."""
+from acespec.models.probe import Probe
+from acespec.models.tolerances import Tolerance
 
 
 class ExportShapeError(AcespecError):
@@ -30,45 +24,6 @@ class ExportShapeError(AcespecError):
 
 class ExportToleranceError(AcespecError):
     """A graph returns logits too far from PyTorch's."""
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Tokens arranged as a prefix, a chain and two branches of a tree."""
-
-    tokens: NDArray[np.int64]  # [n]
-    positions: NDArray[np.int64]  # [n]
-    mask: NDArray[np.bool_]  # [n, n], True where row i may attend to row j
-
-    @property
-    def count(self) -> int:
-        return len(self.tokens)
-
-    def seen(self, window: int | None) -> NDArray[np.bool_]:
-        """The mask ``[n, n]`` of layers that look ``window`` positions back; None: of all others."""
-        if window is None:
-            return self.mask
-        behind = self.positions[:, None] - self.positions[None, :]
-        return self.mask & (behind < window)
-
-
-def causal_probe(tokens: Sequence[int]) -> Probe:
-    """A plain text: each token attends to itself and all before it."""
-    count = len(tokens)
-    return Probe(np.asarray(tokens, np.int64), np.arange(count), np.tri(count, dtype=np.bool_))
-
-
-def branching_probe(tokens: NDArray[np.int64], num_branches: int = 2, branch_length: int = 3) -> Probe:
-    """A probe over ``tokens`` ``[n]`` whose last rows are branches that all continue the same prefix."""
-    count = len(tokens)
-    prefix = count - num_branches * branch_length
-    mask = np.tril(np.ones((count, count), np.bool_))
-    positions = np.arange(count)
-    for branch in range(num_branches):
-        first = prefix + branch * branch_length
-        mask[first : first + branch_length, prefix:first] = False
-        positions[first : first + branch_length] = np.arange(prefix, prefix + branch_length)
-    return Probe(np.asarray(tokens, np.int64), positions, mask)
 
 
 class GraphRunner:
@@ -126,40 +81,30 @@ def open_graph(graph: Path, accuracy_level: int = 1) -> onnxruntime.InferenceSes
         ) from error
 
 
-@torch.no_grad()
 def torch_logits(model: PreTrainedModel, probe: Probe, vocab_size: int) -> NDArray[np.float32]:
-    """Logits ``[n, vocab_size]`` of one forward of the model's own eager attention, without any cache."""
+    """Logits ``[n, vocab_size]`` of the model's own eager attention under masks and positions of its own."""
     exported_attention = model.config._attn_implementation
     model.set_attn_implementation("eager")
-    additive = [
-        torch.where(torch.from_numpy(probe.seen(mask.window)), 0.0, MASKED)[None, None].to(model.dtype)
-        for mask in attention_masks(model.config.get_text_config())
-    ]
-    by_kind = dict(zip(("full_attention", "sliding_attention"), additive, strict=False))
-    output = model(
-        input_ids=torch.from_numpy(probe.tokens)[None],
-        position_ids=torch.from_numpy(probe.positions)[None],
-        attention_mask=additive[0] if len(additive) == 1 else by_kind,
-        use_cache=False,
-    )
+    logits = plain_logits(model, probe, vocab_size)
     model.set_attn_implementation(exported_attention)
-    logits: NDArray[np.float32] = output.logits[0, :, :vocab_size].float().numpy()
     return logits
 
 
-def compare_logits(actual: NDArray[np.float32], expected: NDArray[np.float32], graph: Path) -> float:
+def compare_logits(
+    actual: NDArray[np.float32], expected: NDArray[np.float32], graph: Path, tolerance: Tolerance
+) -> float:
     """Largest absolute difference. Raises `ExportShapeError` or `ExportToleranceError`."""
     if actual.shape != expected.shape:
         raise ExportShapeError(
             f"{graph.name} returns logits of shape {actual.shape}, PyTorch {expected.shape}; "
             "please report the model's architecture"
         )
-    tolerance = max(TOLERANCE, RELATIVE_TOLERANCE * float(np.max(np.abs(expected))))
+    allowed = tolerance.allowed(expected)
     difference = float(np.max(np.abs(actual - expected)))
     # A NaN must not pass: it compares false with everything.
-    if not difference <= tolerance:
+    if not difference <= allowed:
         raise ExportToleranceError(
-            f"{graph.name} differs from PyTorch by {difference:.2e} in a logit, allowed are {tolerance:.1e}; "
+            f"{graph.name} differs from PyTorch by {difference:.2e} in a logit, allowed are {allowed:.1e}; "
             "please report the model's architecture"
         )
     return difference

@@ -105,14 +105,22 @@ def trace_graph(decoder: ExportableDecoder) -> onnx_ir.Model:
                 verbose=False,
             )
     except Exception as error:  # the exporter's errors share no base
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ExportError(
-            f"{type(decoder.model).__name__} cannot be traced ({cause}); run with -vv for the whole story"
+            f"{type(decoder.model).__name__} cannot be traced ({_first_cause(error)}); "
+            "run with -vv for the whole story"
         ) from error
     assert program is not None
     model: onnx_ir.Model = program.model
     divide_by_roots(model.graph)
     return model
+
+
+def _first_cause(error: BaseException) -> str:
+    """What began it: the exporter wraps errors several times, with advice about itself."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
 
 
 def _attention_node(query: Any, key: Any, value: Any, mask: Any, scale: float) -> Any:

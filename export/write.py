@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir
 from transformers import PreTrainedModel
 
-from acespec.export.check import GraphRunner, branching_probe, causal_probe, compare_logits, torch_logits
+from acespec.export.check import GraphRunner, compare_logits, torch_logits
 from acespec.export.fixed_shapes import save_fixed
 from acespec.export.graph import ATTENTION_DOMAIN, save_graph, tensor_spec, trace_graph, use_matrix_products
 from acespec.export.lower_portable import lower_portable
@@ -17,6 +17,8 @@ from acespec.export.options import ExportOptions
 from acespec.export.quantize import quantize_decoder, quantize_graph
 from acespec.models.exportable import DecoderShape, ExportableDecoder
 from acespec.models.manifest import GraphVariant, PrefillGraph
+from acespec.models.probe import branching_probe, causal_probe
+from acespec.models.tolerances import TOLERANCES
 
 Progress = Callable[[str], object]
 """Told, in a few words, what the export does next or found out."""
@@ -59,7 +61,7 @@ def write_graph(
     progress("checking the graph against PyTorch")
     prefix = probe.count // 2
     actual = GraphRunner(file, variant).logits(probe, (prefix, probe.count - prefix - 1, 1))
-    difference = compare_logits(actual, expected, file)
+    difference = compare_logits(actual, expected, file, TOLERANCES[options.precision])
     progress(f"its logits differ from PyTorch's by at most {difference:.1e}")
     if matrices:
         quick = GraphRunner(file, variant, accuracy_level=4).logits(sample, (sample.count,)).argmax(axis=1)

@@ -7,32 +7,31 @@ is not in here at all: each graph form gives the operator its past in its own wa
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from acespec.errors import AcespecError
-from acespec.models.architecture import UnsupportedModelError, attention_masks, refuse_by_config
+from acespec.models.architecture import UnsupportedModelError, hold_rotary_frequencies, refuse_by_config
+from acespec.models.layer_masks import MaskError, masks_by_kind, read_layer_masks
 from acespec.models.manifest import AttentionMask
+from acespec.models.probe import Probe, branching_probe
+from acespec.models.step_attention import ATTENTION_NAME
+from acespec.models.tolerances import TOLERANCES
 
-ATTENTION_NAME = "acespec_attention"
-# What models hand to an attention function that changes nothing here: the mask and positions say it already.
-HARMLESS_ARGUMENTS = frozenset(
-    {
-        "cache_position",
-        "is_causal",
-        "output_attentions",
-        "output_hidden_states",
-        "position_ids",
-        "sliding_window",
-        "use_cache",
-    }
-)
+MASKED = -1e4
+"""What is added to the score of a row that is not to be seen: finite, and exact in every float type."""
+PROBE_TOKENS = 8
+PRECISION_OF_DTYPE = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 class ModelFolderError(AcespecError):
@@ -67,51 +66,25 @@ class StepCache(Cache):
         return 0
 
 
-@torch.library.custom_op("acespec::attention", mutates_args=())
-def attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """Attention of one step's tokens, over these rows alone: `[1, H, N, D]` from `[1, H or KVH, N, D]`.
+def additive_masks(probe: Probe, masks: tuple[AttentionMask, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    """What a step over ``probe`` without a past adds to its scores: each ``[1, 1, n, n]``."""
+    return [
+        torch.where(torch.from_numpy(probe.seen(mask.window)), 0.0, MASKED)[None, None].to(dtype)
+        for mask in masks
+    ]
 
-    ``mask`` is additive, ``[1, 1, N, N]``. An exported graph puts the past before the step's rows, and
-    ``mask`` has its columns.
+
+@torch.no_grad()
+def plain_logits(model: PreTrainedModel, probe: Probe, vocab_size: int) -> NDArray[np.float32]:
+    """Logits ``[n, vocab_size]`` of the model as it is, which reads each path of ``probe`` as a text.
+
+    It makes its own masks and positions, whatever they are: this is the reference for ours.
     """
-    groups = query.shape[1] // key.shape[1]
-    keys, values = (rows.repeat_interleave(groups, dim=1) for rows in (key, value))
-    scores = (query * scale) @ keys.transpose(2, 3) + mask
-    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype) @ values
-
-
-@attention.register_fake
-def _(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
-    del key, value, mask, scale
-    return torch.empty_like(query, memory_format=torch.contiguous_format)
-
-
-def step_attention(
-    module: nn.Module,  # noqa: ARG001 - transformers' signature
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention over a step; registered with transformers under `ATTENTION_NAME`.
-
-    Returns ``[1, N, H, D]``. Raises ``NotImplementedError`` for an argument that would change the result.
-    """
-    unknown = [name for name, given in kwargs.items() if given is not None and name not in HARMLESS_ARGUMENTS]
-    if unknown or dropout:
-        raise NotImplementedError(f"its attention needs {', '.join(sorted(unknown)) or 'dropout'}")
-    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    return attention(query, key, value, attention_mask, scale).transpose(1, 2), None
-
-
-AttentionInterface.register(ATTENTION_NAME, step_attention)
+    logits = np.empty((probe.count, vocab_size), np.float32)
+    for path in probe.paths():
+        text = torch.from_numpy(probe.tokens[path])[None]
+        logits[path] = model(input_ids=text, use_cache=False).logits[0, :, :vocab_size].float().numpy()
+    return logits
 
 
 class ExportableDecoder(nn.Module):
@@ -136,13 +109,16 @@ class ExportableDecoder(nn.Module):
         the model cannot do that, or its code does not keep to the seams used here.
         """
         super().__init__()
+        architecture = type(model).__name__
         refuse_by_config(model, context)
         self.model = model
         self.vocab_size = vocab_size
         self.top_k = None if top_k is None else min(top_k, vocab_size)
-        self.masks: tuple[AttentionMask, ...] = attention_masks(model.config.get_text_config())
-        self._logit_rows = torch.zeros(1, dtype=torch.int64)
-        self.shape = self._probe()
+        with _refused_by_name(architecture):
+            self.masks: tuple[AttentionMask, ...] = read_layer_masks(model, context)
+            hold_rotary_frequencies(model)
+            model.set_attn_implementation(ATTENTION_NAME)
+            self.shape = self._probe()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -176,7 +152,7 @@ class ExportableDecoder(nn.Module):
             output = self.model(
                 input_ids=input_ids,
                 position_ids=position_ids,
-                attention_mask=self._masks_by_kind(step_masks),
+                attention_mask=masks_by_kind(self.masks, step_masks),
                 cache=cache,
                 use_cache=True,
             )
@@ -186,39 +162,70 @@ class ExportableDecoder(nn.Module):
         cut = logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
         return cut.float()
 
-    def _masks_by_kind(self, step_masks: list[torch.Tensor]) -> torch.Tensor | dict[str, torch.Tensor]:
-        """One mask, or by kind of layer where the model mixes kinds."""
-        if len(self.masks) == 1:
-            return step_masks[0]
-        kinds = (mask.name.removeprefix("mask_") + "_attention" for mask in self.masks)
-        return dict(zip(kinds, step_masks, strict=True))
-
     @torch.no_grad()
     def _probe(self) -> DecoderShape:
-        """Run two tokens through the model and read its shape off the rows it made."""
-        architecture = type(self.model).__name__
-        cache = StepCache()
-        tokens, positions = torch.zeros(1, 2, dtype=torch.int64), torch.arange(2)[None]
-        masks = [torch.zeros(1, 1, 2, 2, dtype=self.dtype) for _ in self.masks]
-        try:
-            self.model.set_attn_implementation(ATTENTION_NAME)
-            logits = self._run(tokens, positions, torch.arange(2), masks, cache)
-        except Exception as error:  # foreign code may raise anything
-            raise UnsupportedModelError(architecture, " ".join(str(error).split())) from error
+        """Run a small tree, compare it with plain runs of the model, and read its shape off the rows it made.
+
+        Raises `UnsupportedModelError`.
+        """
+        model = self.model
+        architecture = type(model).__name__
+        tokens = (np.arange(PROBE_TOKENS) * 7 + 3) % self.vocab_size
+        probe = branching_probe(tokens, branch_length=2)
+        cache, given = StepCache(), additive_masks(probe, self.masks, self.dtype)
+        logits = self._run(
+            torch.from_numpy(probe.tokens)[None],
+            torch.from_numpy(probe.positions)[None],
+            torch.arange(probe.count),
+            given,
+            cache,
+        )
         if logits.shape[-1] != self.vocab_size:
             raise UnsupportedModelError(
                 architecture, f"its tokenizer has {self.vocab_size} tokens, its head only {logits.shape[-1]}"
             )
-        shapes = {(*keys.shape, *values.shape) for keys, values in cache.new.values()}
-        num_layers = len(cache.new)
-        if sorted(cache.new) != list(range(num_layers)) or num_layers == 0:
-            raise UnsupportedModelError(architecture, "not every layer keeps keys and values")
-        if len(shapes) != 1:
-            raise UnsupportedModelError(architecture, "its layers' keys and values differ in shape")
-        _, num_kv_heads, _, head_dim, *value_shape = shapes.pop()
-        if value_shape != [1, num_kv_heads, 2, head_dim]:
-            raise UnsupportedModelError(architecture, "its keys and values differ in shape")
-        return DecoderShape(num_layers, num_kv_heads, head_dim)
+        shape = _shape_of(cache, architecture)
+        model.set_attn_implementation("eager")
+        expected = plain_logits(model, probe, self.vocab_size)
+        model.set_attn_implementation(ATTENTION_NAME)
+        difference = float(np.abs(logits[0].numpy() - expected).max())
+        if not difference <= TOLERANCES[PRECISION_OF_DTYPE[self.dtype]].allowed(expected):
+            raise UnsupportedModelError(
+                architecture,
+                f"given masks and positions its logits are others ({difference:.1e} away): something else "
+                "tells it where tokens stand",
+            )
+        return shape
+
+
+def _shape_of(cache: StepCache, architecture: str) -> DecoderShape:
+    """Read off the rows a step made. Raises `UnsupportedModelError` when layers differ."""
+    shapes = {(*keys.shape, *values.shape) for keys, values in cache.new.values()}
+    num_layers = len(cache.new)
+    if sorted(cache.new) != list(range(num_layers)) or num_layers == 0:
+        raise UnsupportedModelError(architecture, "not every layer keeps keys and values")
+    if len(shapes) != 1:
+        raise UnsupportedModelError(architecture, "its layers' keys and values differ in shape")
+    _, num_kv_heads, count, head_dim, *value_shape = shapes.pop()
+    if value_shape != [1, num_kv_heads, count, head_dim]:
+        raise UnsupportedModelError(architecture, "its keys and values differ in shape")
+    return DecoderShape(num_layers, num_kv_heads, head_dim)
+
+
+@contextlib.contextmanager
+def _refused_by_name(architecture: str) -> Iterator[None]:
+    """Turn whatever a model's own code raises into an `UnsupportedModelError`."""
+    try:
+        yield
+    except UnsupportedModelError:
+        raise
+    except (MaskError, NotImplementedError) as error:
+        raise UnsupportedModelError(architecture, " ".join(str(error).split())) from error
+    except Exception as error:  # foreign code may raise anything
+        cause = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UnsupportedModelError(
+            architecture, f"its code does not keep to transformers' interfaces for caches and masks ({cause})"
+        ) from error
 
 
 def load_decoder(folder: Path) -> PreTrainedModel:

@@ -22,8 +22,6 @@ from acespec.export.check import (
     ExportShapeError,
     ExportToleranceError,
     GraphRunner,
-    branching_probe,
-    causal_probe,
     compare_logits,
     torch_logits,
 )
@@ -34,6 +32,8 @@ from acespec.export.staging import replaced_bundle
 from acespec.models.architecture import UnsupportedModelError
 from acespec.models.exportable import ModelFolderError
 from acespec.models.manifest import Bundle, load_bundle
+from acespec.models.probe import branching_probe, causal_probe
+from acespec.models.tolerances import TOLERANCES
 from model_folder import tiny_tokenizer
 from test_manifest import write_bundle
 from tiny_bundle import tiny_bundle
@@ -159,17 +159,21 @@ def test_a_graph_that_computes_something_else_is_not_written(
 
 def test_shape_and_tolerance_are_different_errors() -> None:
     expected = np.zeros((3, 5), np.float32)
-    assert compare_logits(expected + np.float32(5e-4), expected, GRAPH) == pytest.approx(5e-4)
+    assert compare_logits(expected + np.float32(5e-4), expected, GRAPH, TOLERANCES["fp32"]) == pytest.approx(
+        5e-4
+    )
     with pytest.raises(ExportToleranceError):
-        compare_logits(expected + np.float32(2e-3), expected, GRAPH)
+        compare_logits(expected + np.float32(2e-3), expected, GRAPH, TOLERANCES["fp32"])
     large = expected + np.float32(40)
-    assert compare_logits(large + np.float32(3e-3), large, GRAPH) == pytest.approx(3e-3, rel=1e-2)
+    assert compare_logits(large + np.float32(3e-3), large, GRAPH, TOLERANCES["fp32"]) == pytest.approx(
+        3e-3, rel=1e-2
+    )
     with pytest.raises(ExportToleranceError):
-        compare_logits(large + np.float32(5e-3), large, GRAPH)
+        compare_logits(large + np.float32(5e-3), large, GRAPH, TOLERANCES["fp32"])
     with pytest.raises(ExportToleranceError):
-        compare_logits(np.full_like(expected, np.nan), expected, GRAPH)
+        compare_logits(np.full_like(expected, np.nan), expected, GRAPH, TOLERANCES["fp32"])
     with pytest.raises(ExportShapeError, match=r"shape \(3, 4\), PyTorch \(3, 5\)"):
-        compare_logits(expected[:, :4], expected, GRAPH)
+        compare_logits(expected[:, :4], expected, GRAPH, TOLERANCES["fp32"])
 
 
 def test_a_graph_onnx_runtime_refuses_is_an_error_of_its_own(tmp_path: Path) -> None:

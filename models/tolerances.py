@@ -1,0 +1,32 @@
+"""How far a graph's logits may be from PyTorch's at each precision. Free of torch: devices check too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """A logit may differ by ``absolute``, or by ``relative`` times the largest logit if that is more."""
+
+    absolute: float
+    relative: float
+
+    def allowed(self, expected: NDArray[np.float32]) -> float:
+        """The largest difference allowed from logits ``expected``."""
+        return max(self.absolute, self.relative * float(np.max(np.abs(expected))))
+
+
+TOLERANCES: dict[str, Tolerance] = {
+    # Two correct float32 runs of a 30-layer model whose logits reach 40 differ by 1e-4.
+    "fp32": Tolerance(1e-3, 1e-4),
+    "fp16": Tolerance(1e-2, 1e-2),
+    "bf16": Tolerance(8e-2, 8e-2),
+    # Against PyTorch on the dequantised weights, in float32 but for kernels that round activations.
+    "int8": Tolerance(1e-3, 1e-4),
+    "int4": Tolerance(1e-3, 1e-4),
+}
+"""By precision. The unquantised ones against PyTorch on the same weights."""
