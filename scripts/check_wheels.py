@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 LOCK = Path(__file__).resolve().parent.parent / "requirements/edge.txt"
-SHOWN = ("cuda-bindings", "numpy", "onnxruntime", "tokenizers")
+SHOWN = ("cuda-bindings", "cuda-python", "numpy", "onnxruntime", "tokenizers")
 
 
 @dataclass(frozen=True)
