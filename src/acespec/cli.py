@@ -29,6 +29,9 @@ COMMANDS = {
     "engine": LazyCommand(
         "acespec.edge_runtime.engine_command", "engine", "Compile a bundle for this device with TensorRT."
     ),
+    "doctor": LazyCommand(
+        "acespec.doctor_command", "doctor", "Say what this machine can run and what is missing."
+    ),
     "export": LazyCommand(
         "acespec.export.commands", "export", "Turn a model into a bundle the edge can run."
     ),
