@@ -1,13 +1,13 @@
 """Which of a decoder's matrices become integers, and how a graph that runtimes read holds them.
 
 A quantised matrix product is opset-21 ``DequantizeLinear`` feeding ``MatMul``: TensorRT reads it, and ONNX
-Runtime rewrites it to its ``MatMulNBits`` kernel. A quantised embedding is gathered in integers and scaled
-after, so that a step unpacks its own rows only.
+Runtime rewrites it to its ``MatMulNBits`` kernel where there are blocks.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import ml_dtypes
 import numpy as np
@@ -33,26 +33,33 @@ STORAGE = {
 
 
 @torch.no_grad()
-def quantize_decoder(decoder: ExportableDecoder, quantization: Quantization) -> dict[str, QuantizedMatrix]:
+def quantize_decoder(
+    decoder: ExportableDecoder, quantization: Quantization, for_tensorrt: bool = False
+) -> dict[str, QuantizedMatrix]:
     """Quantise the decoder's matrices as asked and put what each then stands for in its place.
 
     So PyTorch computes what the graph will. Returns the matrices ``[in, out]`` by the name their weights have
     in the graph; the embedding is the matrix from a hidden state to its tokens, with one scale a token. A
-    matrix that does not divide into blocks stays as it is.
+    matrix that does not divide into blocks stays as it is. ``for_tensorrt`` an eight-bit head beside four-bit
+    layers has no blocks: TensorRT 10.3 takes blocks of four bits alone.
     """
     matrices = {}
     head = decoder.model.get_output_embeddings()  # type: ignore[no-untyped-call]
     for path, module in decoder.named_modules():
         if not isinstance(module, MatrixProduct):
             continue
-        bits = quantization.head_bits if module is head else quantization.bits
+        bits: int | None = quantization.bits
+        block = quantization.block
+        if module is head:
+            bits = quantization.head_bits
+            block = None if for_tensorrt and bits != quantization.bits else block
         if bits is None:
             continue
         rows = module.weight.shape[0]
-        if quantization.block is not None and rows % quantization.block:
-            logger.info("%s stays in floats: %d inputs make no blocks of %d", path, rows, quantization.block)
+        if block is not None and rows % block:
+            logger.info("%s stays in floats: %d inputs make no blocks of %d", path, rows, block)
             continue
-        matrix = quantize_matrix(module.weight.numpy(), bits, quantization.block, quantization.symmetric)
+        matrix = quantize_matrix(module.weight.numpy(), bits, block, quantization.symmetric)
         module.weight.copy_(torch.from_numpy(matrix.dequantized()))
         matrices[f"{path}.weight"] = matrix
     if quantization.embedding_bits is not None:
@@ -73,49 +80,58 @@ def _embedding(decoder: ExportableDecoder) -> tuple[str, torch.Tensor]:
 
 def quantize_graph(
     model: onnx_ir.Model,
-    matrices: dict[str, QuantizedMatrix],
+    matrices: Mapping[str, QuantizedMatrix],
     scale_type: onnx_ir.DataType | None = None,
+    for_tensorrt: bool = False,
 ) -> None:
     """Replace the weights named in ``matrices`` by their quantised form, in place.
 
-    What multiplied by a weight multiplies by its dequantised values instead; what gathered rows of it gathers
-    rows of integers. Scales, and so dequantised values, are of ``scale_type``; None: of the weight's own.
+    What multiplied by a weight multiplies by its dequantised values instead. What gathered rows of it gathers
+    rows of integers and scales them, or ``for_tensorrt``, which allows integers before ``DequantizeLinear``
+    alone, rows of the dequantised table: TensorRT fuses the two, ONNX Runtime unpacks the table every step.
+    Scales, and so dequantised values, are of ``scale_type``; None: of the weight's own.
     """
     for name, matrix in matrices.items():
         weight = model.graph.initializers[name]
         (use,) = weight.uses()  # a shared weight would be dequantised at every step: no kernel takes it
         dtype = scale_type or weight.dtype
         assert dtype is not None, name
-        if (use.node.op_type, use.idx) == ("MatMul", 1):
+        is_product = (use.node.op_type, use.idx) == ("MatMul", 1)
+        assert is_product or (use.node.op_type, use.idx) == ("Gather", 0), (name, use.node.op_type)
+        if is_product or for_tensorrt:
             _dequantize_operand(model.graph, use.node, weight, matrix, dtype)
         else:
-            assert (use.node.op_type, use.idx) == ("Gather", 0), (name, use.node.op_type)
             _gather_integers(model.graph, use.node, weight, matrix, dtype)
         del model.graph.initializers[name]
 
 
 def _dequantize_operand(
     graph: onnx_ir.Graph,
-    product: onnx_ir.Node,
+    user: onnx_ir.Node,
     weight: onnx_ir.Value,
     matrix: QuantizedMatrix,
     dtype: onnx_ir.DataType,
 ) -> None:
+    """``DequantizeLinear`` before a ``MatMul``, or, transposed, before a ``Gather``."""
     storage = STORAGE[matrix.bits, matrix.symmetric]
+    gathers = user.op_type == "Gather"
+    assert not gathers or matrix.block is None, weight.name
+    stored = matrix.values.T if gathers else matrix.values
     operands = [
-        _lazy_initializer(graph, f"{weight.name}.values", matrix.values, storage),
+        _lazy_initializer(graph, f"{weight.name}.values", stored, storage),
         _initializer(graph, f"{weight.name}.scales", _scales(matrix.scales, dtype)),
     ]
     if matrix.zero_points is not None:
         zero_points = matrix.zero_points.astype(storage.numpy())
         operands.append(_initializer(graph, f"{weight.name}.zero_points", zero_points))
-    blocks = {"axis": 1} if matrix.block is None else {"axis": 0, "block_size": matrix.block}
-    dequantize = onnx_ir.node("DequantizeLinear", operands, blocks)
+    per_output = {"axis": 0 if gathers else 1}
+    attributes = per_output if matrix.block is None else {"axis": 0, "block_size": matrix.block}
+    dequantize = onnx_ir.node("DequantizeLinear", operands, attributes)
     dequantized = dequantize.outputs[0]
     dequantized.name = f"{weight.name}.dequantized"
     dequantized.shape, dequantized.type = weight.shape, onnx_ir.TensorType(dtype)
-    graph.insert_before(product, dequantize)
-    product.replace_input_with(1, dequantized)
+    graph.insert_before(user, dequantize)
+    user.replace_input_with(0 if gathers else 1, dequantized)
 
 
 def _gather_integers(
@@ -125,7 +141,7 @@ def _gather_integers(
     matrix: QuantizedMatrix,
     dtype: onnx_ir.DataType,
 ) -> None:
-    """Rows as integers times their scales. Not ``DequantizeLinear``, whose scales TensorRT wants constant."""
+    """Rows of integers times their scales, so that a step unpacks its own rows only."""
     assert matrix.block is None, weight.name
     assert matrix.symmetric, weight.name
     tokens = gather.inputs[1]

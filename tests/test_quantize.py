@@ -19,6 +19,7 @@ from acespec.export.quantize import quantize_decoder, quantize_graph
 from acespec.export.quantized_matrix import quantize_matrix
 from acespec.models.exportable import ExportableDecoder
 from acespec.models.manifest import Quantization
+from one_node_graph import one_node_graph
 from tiny_target import MAX_CONTEXT, tiny_model
 
 VOCAB = 257
@@ -59,6 +60,13 @@ def test_a_head_can_stay_in_floats() -> None:
     assert "model.lm_head.weight" not in quantize_decoder(decoder(), asked(head_bits=None))
 
 
+def test_for_tensorrt_an_eight_bit_head_beside_four_bit_layers_has_no_blocks() -> None:
+    for bits, for_tensorrt, block in ((4, True, None), (4, False, 32), (8, True, 32)):
+        matrices = quantize_decoder(decoder(), asked(bits=bits, block=32), for_tensorrt=for_tensorrt)
+        assert matrices["model.lm_head.weight"].block == block
+        assert matrices["model.model.layers.0.mlp.up_proj.weight"].block == 32
+
+
 def test_a_matrix_that_makes_no_blocks_stays_in_floats_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "acespec.export.quantize")
     matrices = quantize_decoder(decoder(), asked(bits=4, block=32))
@@ -81,22 +89,6 @@ def test_the_embedding_has_one_scale_a_token(architecture: str) -> None:
     np.testing.assert_array_equal(after["model.lm_head.weight"], head)
     error = np.abs(matrix.dequantized().T - before).max(axis=1)
     assert np.all(error <= np.abs(before).max(axis=1) / 127)
-
-
-def one_node_graph(weight: NDArray[np.float32], op_type: str, dtype: onnx_ir.DataType) -> onnx_ir.Model:
-    """``product = rows @ weight``, or ``product = weight[rows]``."""
-    inputs, kind, last, shape = ["rows", "weight"], dtype.value, weight.shape[0], ["N", weight.shape[1]]
-    if op_type == "Gather":
-        inputs, kind, last, shape = ["weight", "rows"], onnx.TensorProto.INT64, 3, ["N", 3, weight.shape[1]]
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node(op_type, inputs, ["product"])],
-        "one_node",
-        [onnx.helper.make_tensor_value_info("rows", kind, ["N", last])],
-        [onnx.helper.make_tensor_value_info("product", dtype.value, shape)],
-        [onnx.numpy_helper.from_array(weight.astype(dtype.numpy()), "weight")],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
-    return onnx_ir.from_proto(model)
 
 
 def run(
@@ -124,7 +116,7 @@ def test_a_graph_multiplies_by_what_the_matrix_stands_for(
 ) -> None:
     weight = np.random.default_rng(bits).standard_normal((256, 48)).astype(np.float32)
     matrix = quantize_matrix(weight, bits, block, symmetric)
-    model = one_node_graph(weight, "MatMul", onnx_ir.DataType.FLOAT)
+    model = one_node_graph(weight, "MatMul")
     quantize_graph(model, {"weight": matrix})
     assert "weight" not in model.graph.initializers
     rows = np.random.default_rng(9).standard_normal((5, 256)).astype(np.float32)
@@ -137,23 +129,25 @@ def test_a_graph_multiplies_by_what_the_matrix_stands_for(
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_four_bits_take_half_a_byte_in_the_file(tmp_path: Path, symmetric: bool) -> None:
     weight = np.random.default_rng(0).standard_normal((512, 256)).astype(np.float32)
-    model = one_node_graph(weight, "MatMul", onnx_ir.DataType.FLOAT)
+    model = one_node_graph(weight, "MatMul")
     quantize_graph(model, {"weight": quantize_matrix(weight, 4, 128, symmetric)})
     onnx_ir.save(model, tmp_path / "graph.onnx")
     weight_bytes = 512 * 256 // 2 + 4 * 256 * 4
     assert weight_bytes < (tmp_path / "graph.onnx").stat().st_size < weight_bytes + 2000
 
 
+@pytest.mark.parametrize("for_tensorrt", [False, True])
 @pytest.mark.parametrize("dtype", [onnx_ir.DataType.FLOAT, onnx_ir.DataType.FLOAT16])
-def test_rows_of_an_embedding_are_scaled_after_they_are_gathered(
-    tmp_path: Path, dtype: onnx_ir.DataType
+def test_rows_of_an_embedding_are_what_the_integers_stand_for(
+    tmp_path: Path, dtype: onnx_ir.DataType, for_tensorrt: bool
 ) -> None:
     table = np.random.default_rng(2).standard_normal((20, 16)).astype(np.float32)
     matrix = quantize_matrix(np.ascontiguousarray(table.T), 8, None, symmetric=True)
     model = one_node_graph(table, "Gather", dtype)
-    quantize_graph(model, {"weight": matrix})
+    quantize_graph(model, {"weight": matrix}, for_tensorrt=for_tensorrt)
     rows = np.array([[3, 0, 19]])
-    product, _ = run(model, tmp_path, rows)
+    product, operators = run(model, tmp_path, rows)
+    assert ("DequantizeLinear" in operators) == for_tensorrt
     assert product.dtype == dtype.numpy()
     expected = matrix.dequantized().T[rows]
     np.testing.assert_allclose(product, expected, rtol=1e-6 if dtype == onnx_ir.DataType.FLOAT else 2e-3)
