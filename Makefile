@@ -24,7 +24,7 @@ demo: $(READY) ## generate text through the whole system, and compare with cloud
 test: $(READY) ## run every test, those on the real model included
 	$(BIN)/pytest $(PYTEST_ARGS)
 
-lint: $(READY) ## check style and format
+lint: $(READY) ## check style and format, and the containers' files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/hadolint Dockerfile.jetson Dockerfile.cloud
