@@ -10,8 +10,10 @@ import onnx_ir
 from transformers import PreTrainedModel
 
 from acespec.export.check import GraphRunner, compare_logits, torch_logits
+from acespec.export.check_in_place import InPlaceRunner
 from acespec.export.fixed_shapes import save_fixed
 from acespec.export.graph import ATTENTION_DOMAIN, save_graph, tensor_spec, trace_graph, use_matrix_products
+from acespec.export.lower_ort import lower_ort
 from acespec.export.lower_portable import lower_portable
 from acespec.export.options import ExportOptions
 from acespec.export.quantize import quantize_decoder, quantize_graph
@@ -51,7 +53,8 @@ def write_graph(
     progress("tracing the graph")
     traced = trace_graph(decoder)
     quantize_graph(traced, matrices)
-    lower_portable(traced, decoder.shape)
+    lower = lower_ort if options.graph == "ort" else lower_portable
+    lower(traced, decoder.shape)
     del traced.opset_imports[ATTENTION_DOMAIN]
     file = folder / f"{options.graph}.onnx"
     save_graph(traced, file)
@@ -60,11 +63,12 @@ def write_graph(
 
     progress("checking the graph against PyTorch")
     prefix = probe.count // 2
-    actual = GraphRunner(file, variant).logits(probe, (prefix, probe.count - prefix - 1, 1))
+    runner = InPlaceRunner if options.graph == "ort" else GraphRunner
+    actual = runner(file, variant).logits(probe, (prefix, probe.count - prefix - 1, 1))
     difference = compare_logits(actual, expected, file, TOLERANCES[options.precision])
     progress(f"its logits differ from PyTorch's by at most {difference:.1e}")
     if matrices:
-        quick = GraphRunner(file, variant, accuracy_level=4).logits(sample, (sample.count,)).argmax(axis=1)
+        quick = runner(file, variant, accuracy_level=4).logits(sample, (sample.count,)).argmax(axis=1)
         share = float(np.mean(quick == likeliest))
         progress(f"its likeliest token is the full model's at {share:.0%} of {sample.count} positions")
     return decoder.shape, variant

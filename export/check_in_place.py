@@ -1,0 +1,70 @@
+"""Runs graphs whose key/value rows are updated in place, for the check against PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from acespec.export.check import open_graph
+from acespec.models.exportable import MASKED
+from acespec.models.manifest import GraphVariant
+from acespec.models.probe import Probe
+
+
+class InPlaceRunner:
+    """Runs an ort graph step by step over buffers of rows that it reads and writes, as a runtime does.
+
+    The buffers hold one row more than the probe, and rows nobody has written are not zero: a graph that
+    reads them computes something else.
+    """
+
+    def __init__(self, graph: Path, variant: GraphVariant, accuracy_level: int = 1) -> None:
+        """``accuracy_level`` is ONNX Runtime's for int4 weights: 1 multiplies in float32, 4 in int8.
+
+        Raises `ExportError` when the graph does not load.
+        """
+        self._session = open_graph(graph, accuracy_level)
+        self._variant = variant
+
+    def logits(self, probe: Probe, widths: tuple[int, ...]) -> NDArray[np.float32]:
+        """Logits ``[n, vocab_size]`` of the probe fed in steps of ``widths`` tokens, which sum to n."""
+        assert sum(widths) == probe.count, (widths, probe.count)
+        buffers = {
+            spec.name: np.full(
+                [probe.count + 1 if size == "R" else int(size) for size in spec.shape], 7, np.float32
+            )
+            for spec in self._variant.inputs
+            if spec.name.startswith(("past_key", "past_value"))
+        }
+        rows: list[NDArray[np.float32]] = []
+        first = 0
+        for width in widths:
+            rows.append(self._step(probe, first, first + width, buffers))
+            first += width
+        return np.concatenate(rows)
+
+    def _step(
+        self, probe: Probe, first: int, end: int, buffers: dict[str, NDArray[np.float32]]
+    ) -> NDArray[np.float32]:
+        step: dict[str, NDArray[Any]] = {
+            "input_ids": probe.tokens[None, first:end].copy(),
+            "position_ids": probe.positions[None, first:end].copy(),
+            "logit_rows": np.arange(end - first),
+            "past_length": np.array([first], np.int32),
+        }
+        for mask in self._variant.masks:
+            additive = np.where(probe.seen(mask.window)[first:end, :end], 0, MASKED)
+            step[mask.name] = additive[None, None].astype(np.float32)
+        (vocab_size,) = (int(spec.shape[-1]) for spec in self._variant.outputs if spec.name == "logits")
+        logits: NDArray[np.float32] = np.empty((end - first, vocab_size), np.float32)
+        binding = self._session.io_binding()
+        for name, array in (step | buffers).items():
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        presents = {name.replace("past_", "present_"): rows for name, rows in buffers.items()}
+        for name, array in ({"logits": logits[None]} | presents).items():
+            binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+        self._session.run_with_iobinding(binding)
+        return logits
