@@ -6,15 +6,26 @@ without a GPU or without cuDNN, and a session asked for it there runs on the CPU
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
 import onnxruntime as ort
 
+from acespec.errors import AcespecError
+
+logger = logging.getLogger(__name__)
+
 CPU = "CPUExecutionProvider"
+PROVIDERS = {"cpu": CPU, "cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
+"""What an engine may be asked to run on -> ONNX Runtime's name for it."""
 SAMPLE = np.array([[1, 2], [3, 4]], np.float32)
 SILENT = 4
 """ONNX Runtime's severity of fatal messages: a trial that fails says why itself."""
+
+
+class ProviderError(AcespecError):
+    """A provider that was asked for by name does not run here."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,30 @@ def try_provider(name: str) -> ProviderTrial:
 def usable_providers() -> list[str]:
     """Names of the listed providers that ran their trial, ONNX Runtime's preferred first."""
     return [name for name in ort.get_available_providers() if try_provider(name).runs]
+
+
+def choose_provider(wanted: str) -> str:
+    """The key of `PROVIDERS` to run on, after a trial.
+
+    ``auto`` takes CUDA where it is listed and runs, else the CPU, and warns when a listed one fails; TensorRT
+    builds engines for minutes, so it is used only by name. Raises `ProviderError` when a provider asked for
+    by name does not run.
+    """
+    if wanted == "cpu":
+        return wanted
+    name = PROVIDERS["cuda" if wanted == "auto" else wanted]
+    if wanted == "auto" and name not in ort.get_available_providers():
+        return "cpu"
+    trial = try_provider(name)
+    if trial.runs:
+        return "cuda" if wanted == "auto" else wanted
+    if wanted != "auto":
+        raise ProviderError(
+            f"ONNX Runtime cannot run on {wanted} ({trial.reason}); install what acespec doctor names, "
+            "or choose --provider cpu"
+        )
+    logger.warning("ONNX Runtime lists %s but it does not run (%s); using the CPU", name, trial.reason)
+    return "cpu"
 
 
 def _one_line(error: Exception) -> str:

@@ -34,7 +34,7 @@ def drafter_on(engine: OnnxRuntimeEngine) -> Drafter:
 
 def rows_of(engine: OnnxRuntimeEngine) -> NDArray[np.float32]:
     """Keys and values of the rows in use, ``[2 * layers, rows, KVH, D]``."""
-    return engine._rows.storage[:, : engine.num_rows]
+    return engine._rows.buffer.storage[:, : engine.num_rows]
 
 
 class EdgeRows(RuleBasedStateMachine):

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from acespec.edge_runtime.ort_engine import EngineError, OnnxRuntimeEngine, warn_without_kernel
+from acespec.edge_runtime.ort_engine import OnnxRuntimeEngine
+from acespec.edge_runtime.ort_session import EngineError
 from acespec.models.manifest import Bundle, BundleManifest, load_bundle, write_manifest
 from tiny_bundle import tiny_bundle
 from tiny_target import tiny_model
@@ -134,24 +135,24 @@ def test_what_lies_behind_the_rows_in_use_never_counts(
     junk = Tree(tuple([3] * poisoned), tuple(range(-1, poisoned - 1)))
     engine.forward(np.array(junk.tokens), np.arange(poisoned), np.ones((poisoned, cut + poisoned), np.bool_))
     engine.truncate(cut)
-    engine._rows.storage[:, cut:] = np.nan
-    for step in engine._steps.values():
-        step.new_rows[:] = np.nan
+    engine._rows.buffer.storage[:, cut:] = np.nan
+    for new_rows in engine._rows._new_rows.values():
+        new_rows[:] = np.nan
     logits = feed(engine, tree, cut, len(tree.tokens))
     for row in range(cut, len(tree.tokens)):
         expected = reference_logits(tree.path_tokens(row))
         np.testing.assert_allclose(logits[row - cut], expected, rtol=0, atol=TOLERANCE)
-    assert np.isfinite(engine._rows.storage[:, : engine.num_rows]).all()
+    assert np.isfinite(engine._rows.buffer.storage[:, : engine.num_rows]).all()
 
 
 def test_a_step_narrower_than_its_bucket_takes_only_its_own_rows_into_use() -> None:
     engine = shared_engine()
     engine.truncate(0)
-    engine._rows.storage[:] = np.nan
+    engine._rows.buffer.storage[:] = np.nan
     engine.forward(np.array([5, 6]), np.arange(2), np.tri(2, dtype=np.bool_))
     assert engine.num_rows == 2
-    assert np.isfinite(engine._rows.storage[:, :2]).all()
-    assert np.isnan(engine._rows.storage[:, 2:]).all()
+    assert np.isfinite(engine._rows.buffer.storage[:, :2]).all()
+    assert np.isnan(engine._rows.buffer.storage[:, 2:]).all()
 
 
 def test_it_says_what_the_bundle_says() -> None:
@@ -219,19 +220,3 @@ def test_numbers_that_are_not_the_graphs_are_refused_before_any_buffer_is_made(
 def test_a_context_beyond_the_memory_is_one_line() -> None:
     with pytest.raises(EngineError, match=r"no memory .*smaller --context"):
         OnnxRuntimeEngine(tiny_bundle(), tree_rows=2**48)
-
-
-@pytest.mark.parametrize(
-    ("precision", "version", "warned"),
-    [
-        ("int8", "1.24.4", True),
-        ("int4", "1.23.2", True),
-        ("fp32", "1.23.2", False),
-        ("int8", "1.25.0", False),
-    ],
-)
-def test_a_runtime_without_the_kernel_is_named(
-    caplog: pytest.LogCaptureFixture, precision: str, version: str, warned: bool
-) -> None:
-    warn_without_kernel(precision, version)
-    assert (f"onnxruntime {version} has no kernel" in caplog.text) == warned

@@ -1,0 +1,60 @@
+"""The graph files of a bundle, opened and compared with its manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnxruntime as ort
+
+from acespec.edge_runtime.ort_interface import check_session
+from acespec.edge_runtime.ort_session import EngineError, SessionSettings, open_session
+from acespec.edge_runtime.providers import choose_provider
+from acespec.models.manifest import Bundle, GraphVariant
+
+
+@dataclass(frozen=True)
+class GraphFile:
+    """An open graph, and what its shapes are fixed to."""
+
+    session: ort.InferenceSession
+    width: int | None
+    """N, where it is fixed."""
+    logit_rows: int | None
+    """M, where it is fixed."""
+
+
+def open_files(bundle: Bundle, variant: GraphVariant, settings: SessionSettings) -> dict[str, GraphFile]:
+    """Open each file of ``variant`` once. Raises `EngineError` for one that is not what the manifest says."""
+    steps = [(name, width, width) for width, name in variant.bucket_files.items()]
+    if variant.prefill is not None:
+        steps.append((variant.prefill.file, variant.prefill.width, 1))
+    files: dict[str, GraphFile] = {}
+    for name, width, logit_rows in steps:
+        if name in files:
+            continue
+        path = bundle.path(name)
+        session = open_session(path, settings)
+        rows = variant.rows or 0
+        fixed = {"N": width, "M": logit_rows, "S": rows, "R": rows, "T": rows + width}
+        check_session(path, session, variant, fixed)
+        shapes = {argument.name: argument.shape for argument in session.get_inputs()}
+        sizes = shapes["input_ids"][1], shapes["logit_rows"][0]
+        files[name] = GraphFile(session, *(size if isinstance(size, int) else None for size in sizes))
+    return files
+
+
+def choose_graph(bundle: Bundle, provider: str = "cpu", graph: str | None = None) -> tuple[str, GraphVariant]:
+    """The provider that runs, and the graph it runs: on the CPU the ort graph if there is one.
+
+    ``auto`` and a bundle without a portable graph: the CPU, for nothing else runs the ort graph. Raises
+    ``AcespecError``: `ProviderError`, or `BundleError` naming the graph that is missing.
+    """
+    names = [variant.name for variant in bundle.manifest.graphs]
+    if graph == "ort" or (provider == "auto" and "portable" not in names):
+        provider = "cpu" if provider == "auto" else provider
+    chosen = choose_provider(provider)
+    if chosen != "cpu":
+        if graph == "ort":
+            raise EngineError(f"the ort graph runs on the CPU alone, not on {chosen}; choose --provider cpu")
+        return chosen, bundle.graph("portable")
+    return chosen, bundle.graph(graph or ("ort" if "ort" in names else "portable"))
