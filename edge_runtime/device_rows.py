@@ -86,6 +86,7 @@ class DeviceRows:
         self.num_rows = 0
         self.positions: NDArray[np.int64] = np.zeros(layout.rows, np.int64)
         cuda.fill_zeros(address, layout.total_bytes, stream)
+        cuda.synchronize(stream)  # should the engine fail to start, the memory is free to go
 
     @property
     def addresses(self) -> list[int]:

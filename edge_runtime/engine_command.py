@@ -85,7 +85,7 @@ def build(
 
 def build_target(runtime: TensorRtRuntime, compute_capability: str | None) -> BuildTarget:
     """What to build with and for. Raises ``AcespecError`` when it is not here or cannot build for others."""
-    from acespec.edge_runtime.cuda import load_cuda
+    from acespec.edge_runtime.cuda import CudaError, load_cuda
     from acespec.edge_runtime.plan_builder import BuildTarget
     from acespec.edge_runtime.plan_key import architecture
     from acespec.edge_runtime.trt_module import TensorRtError, load_tensorrt
@@ -97,4 +97,11 @@ def build_target(runtime: TensorRtRuntime, compute_capability: str | None) -> Bu
                 "TensorRT builds for the device it runs on; leave --compute-capability out, and build there"
             )
     tensorrt = load_tensorrt(runtime)
-    return BuildTarget(tensorrt, runtime, compute_capability or load_cuda().compute_capability())
+    if compute_capability is None:
+        try:
+            compute_capability = load_cuda().compute_capability()
+        except CudaError as error:
+            if runtime == "tensorrt":
+                raise
+            raise CudaError(f"{error}; without a GPU, name a device with --compute-capability") from None
+    return BuildTarget(tensorrt, runtime, compute_capability)

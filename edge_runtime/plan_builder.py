@@ -86,13 +86,13 @@ class PlanBuilder:
         self._errors.clear()
         builder = tensorrt.Builder(self._logger)
         network = builder.create_network(1 << int(tensorrt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        config = builder.create_builder_config()
+        self._configure(config)
         parser = tensorrt.OnnxParser(network, self._logger)  # it holds the weights: it must outlive the build
         path = self._bundle.path(key.graph_file)
         if not parser.parse_from_file(str(path)):
             raise TensorRtError(f"{self._name} cannot parse {path}: {parser_errors(parser)}")
         check_network(tensorrt, network, variant, key)
-        config = builder.create_builder_config()
-        self._configure(config)
         if any(-1 in network.get_input(index).shape for index in range(network.num_inputs)):
             add_profiles(builder, config, variant, key)
         cache = self._attach_timing_cache(config, key)
@@ -139,9 +139,10 @@ def rtx_capability(target: BuildTarget) -> trt.ComputeCapability:
         if name.startswith("SM") and name[2:].isdigit()
     }
     if wanted not in offered:
+        listed = ", ".join(sorted(offered, key=float))
         raise TensorRtError(
-            f"TensorRT for RTX builds no plans for compute capability {wanted} (it offers: "
-            f"{', '.join(sorted(offered))}); choose one with --compute-capability, or --runtime tensorrt"
+            f"TensorRT for RTX builds no plans for compute capability {wanted} (it offers: {listed}); "
+            "choose one with --compute-capability, or --runtime tensorrt"
         )
     return offered[wanted]
 

@@ -94,7 +94,6 @@ class TensorRtEngine:
                 target.tensorrt, cuda, self._stream, self._variant, self._buffers, self._addresses, use_graphs
             )
             self._steps = loader.load(stack, plans)
-            stack.callback(cuda.synchronize, self._stream)
             cuda.synchronize(self._stream)
             # Also at exit, should nobody close it: TensorRT must go before CUDA does.
             self._release = weakref.finalize(self, stack.pop_all().close)

@@ -74,7 +74,8 @@ class BoundStep:
             self._is_warm = True
 
     def close(self) -> None:
-        """Free the graph and the context; the stream must be idle."""
+        """Wait for the device, then free the graph and the context."""
+        self._cuda.synchronize(self._stream)
         self._drop_graph()
         self._context = None
 
