@@ -31,6 +31,8 @@ CLOUD_MODULES = (
     "transformers",
 )
 """Modules the ``edge`` extra does not bring."""
+DEVICE_MODULES = {"tensorrt"}
+"""Modules no extra brings, for they come with the device. Imported by name where they are used."""
 
 
 class EdgeAwareModule(pytest.Module):
