@@ -13,6 +13,9 @@ bundle=${ACESPEC_BUNDLE:-/bundle}
 engines=${ACESPEC_ENGINES:-/engines}
 compile=${ACESPEC_COMPILE:-auto}
 ready=${ACESPEC_READY:-/tmp/acespec-ready}
+# What `acespec engine build` does first. The last line of its error says whether a module is missing, a library (often
+# for want of --runtime nvidia), or the device.
+probe='from acespec.edge_runtime.engine_command import build_target; build_target("tensorrt", None)'
 
 say() {
     echo "edge-entrypoint: $1" >&2
@@ -24,8 +27,7 @@ never) say 'ACESPEC_COMPILE=never: no engine is compiled' ;;
 auto)
     if [ ! -e "$bundle/manifest.json" ]; then
         say "no bundle in $bundle: no engine is compiled"
-    elif ! reason=$(python -c 'import tensorrt' 2>&1); then
-        # Its last line tells a missing module from libraries that were not mounted (no --runtime nvidia).
+    elif ! reason=$(python -c "$probe" 2>&1); then
         say "TensorRT does not work here ($(echo "$reason" | tail -n 1)): no engine is compiled"
     else
         acespec engine build "$bundle" --engines "$engines"

@@ -19,6 +19,7 @@ import pytest
 from acespec import cli
 
 ROOT = Path(__file__).resolve().parent.parent
+ENTRYPOINT = ROOT / "deploy/edge-entrypoint.sh"
 UNITS = ("acespec-engines.service", "acespec-verifier.service")
 PYTHON_OF = {"jetpack6": "3.10", "jetpack7": "3.12"}
 USER = "10001"
@@ -98,13 +99,24 @@ def test_an_image_stands_on_a_pinned_base_and_is_not_run_as_root(name: str, stag
     assert steps.last(stage, "ENTRYPOINT")
 
 
-def test_what_an_image_copies_exists_and_its_default_command_is_one() -> None:
+def test_what_an_image_copies_exists() -> None:
     for _, stage in EVERY_STAGE:
         for step in stage:
             if step.keyword == "COPY":
                 assert (ROOT / step.value.split()[0]).exists()
-    accepts(shlex.split(steps.exec_form(steps.last(CLOUD, "CMD"))))
+
+
+def test_commands_written_into_the_files_exist_with_their_options() -> None:
     assert {steps.last(stage, "CMD") for stage in EDGE.values()} == {'["--help"]'}
+    (compile_line,) = re.findall(r"acespec (engine build .*)$", ENTRYPOINT.read_text(encoding="utf-8"), re.M)
+    accepts(shlex.split(compile_line))
+    for unit in UNITS:
+        text = (ROOT / "deploy" / unit).read_text(encoding="utf-8")
+        (command,) = re.findall(r"^ExecStart=\S+ (.*)$", text, re.MULTILINE)
+        if "engine" in command or importlib.util.find_spec("grpc_health"):
+            accepts(shlex.split(command.replace("$ACESPEC_SERVE", "")))
+    if importlib.util.find_spec("grpc_health"):
+        accepts(shlex.split(steps.exec_form(steps.last(CLOUD, "CMD"))))
 
 
 def test_the_edges_targets_differ_in_base_tensorrt_and_extra_only() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +66,7 @@ def container(tmp_path: Path) -> Container:
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle/manifest.json").write_text("{}", encoding="utf-8")
     (tmp_path / "engines").mkdir()
-    made.put("python", 'test "$1 $2" = "-c import tensorrt"')
+    made.put("python", 'test "$1" = -c')
     made.put(
         "acespec",
         f"""echo "$@" >> {tmp_path}/calls
@@ -100,6 +102,15 @@ def test_without_tensorrt_the_command_runs_on_onnx_runtime(container: Container)
         "edge-entrypoint: TensorRT does not work here (ImportError: libnvdla.so: cannot open): "
         "no engine is compiled\n"
     )
+
+
+def test_tensorrt_is_tried_as_the_build_will_use_it(container: Container) -> None:
+    if importlib.util.find_spec("tensorrt") is not None:
+        pytest.skip("TensorRT is here, and may work")
+    container.put("python", f'exec {sys.executable} "$@"')
+    result = container.start("generate")
+    assert container.calls == ["generate", "ready"]
+    assert "TensorRtError: tensorrt cannot be imported (No module named 'tensorrt')" in result.stderr
 
 
 def test_compiling_can_be_left_out_and_needs_a_bundle(container: Container) -> None:
