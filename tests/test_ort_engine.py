@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,28 +20,41 @@ from numpy.typing import NDArray
 from acespec.edge_runtime.ort_engine import OnnxRuntimeEngine
 from acespec.edge_runtime.ort_session import EngineError
 from acespec.models.manifest import Bundle, BundleManifest, load_bundle, write_manifest
-from tiny_bundle import tiny_bundle
-from tiny_target import tiny_model
+from tiny_bundle import tiny_bundle, tiny_decoder
 
 TOLERANCE = 1e-4
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "portable": ("llama", {}),
+    "ort": ("llama", {"graph": "ort"}),
+    "window, fixed shapes": ("mistral", {"layout": "split"}),
+    "mixed windows, ort": ("gemma 3", {"graph": "ort"}),
+}
+"""Engines by family and export options. Windows are of eight positions."""
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @functools.cache
-def shared_engine() -> OnnxRuntimeEngine:
-    return OnnxRuntimeEngine(tiny_bundle(), tree_rows=64)
+def shared_engine(kind: str = "portable") -> OnnxRuntimeEngine:
+    family, options = KINDS[kind]
+    return OnnxRuntimeEngine(tiny_bundle(family, **options), tree_rows=64)
 
 
-@functools.cache
-def reference_logits(path: tuple[int, ...]) -> NDArray[np.float32]:
-    """PyTorch's logits ``[vocab]`` after ``path``, from one plain causal forward of nothing else."""
-    with torch.no_grad():
-        logits = _model()(input_ids=torch.tensor([path]), use_cache=False).logits[0, -1]
-    return logits[: tiny_bundle().manifest.vocab_size].numpy()
-
-
-@functools.cache
-def _model() -> torch.nn.Module:
-    return tiny_model("llama")
+@torch.no_grad()
+def reference_logits(family: str, paths: list[list[int]]) -> list[NDArray[np.float32]]:
+    """PyTorch's logits ``[len(path), vocab]`` of each path: one plain causal forward, a path a sequence."""
+    longest = max(map(len, paths))
+    padded = torch.tensor([path + [0] * (longest - len(path)) for path in paths])
+    logits = tiny_decoder(family)(input_ids=padded, use_cache=False).logits.numpy()
+    vocab_size = tiny_bundle().manifest.vocab_size
+    return [rows[: len(path), :vocab_size] for rows, path in zip(logits, paths, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -57,8 +72,15 @@ class Tree:
             row = self.parents[row]
         return path[::-1]
 
-    def path_tokens(self, row: int) -> tuple[int, ...]:
-        return tuple(self.tokens[ancestor] for ancestor in self.ancestors(row))
+    def expected_logits(self, kind: str) -> NDArray[np.float32]:
+        """PyTorch's logits of every row, each branch run alone."""
+        leaves = sorted(set(range(len(self.tokens))) - set(self.parents))
+        paths = [self.ancestors(leaf) for leaf in leaves]
+        texts = [[self.tokens[row] for row in path] for path in paths]
+        expected = np.empty((len(self.tokens), tiny_bundle().manifest.vocab_size), np.float32)
+        for path, logits in zip(paths, reference_logits(KINDS[kind][0], texts), strict=True):
+            expected[path] = logits
+        return expected
 
 
 @st.composite
@@ -89,23 +111,30 @@ def steps(draw: st.DataObject, size: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
+def check(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE)
+
+
+@each_kind
 @given(trees(), st.data())
-@settings(max_examples=40)
-def test_every_branch_equals_a_sequential_run_of_it_alone(tree: Tree, data: st.DataObject) -> None:
-    engine = shared_engine()
+@settings(max_examples=20)
+def test_every_branch_equals_a_sequential_run_of_it_alone(kind: str, tree: Tree, data: st.DataObject) -> None:
+    engine = shared_engine(kind)
     engine.truncate(0)
+    expected = tree.expected_logits(kind)
     for first, end in steps(data, len(tree.tokens)):
-        logits = feed(engine, tree, first, end)
-        for row in range(first, end):
-            expected = reference_logits(tree.path_tokens(row))
-            np.testing.assert_allclose(logits[row - first], expected, rtol=0, atol=TOLERANCE)
+        check(feed(engine, tree, first, end), expected[first:end])
     assert engine.num_rows == len(tree.tokens)
 
 
+@each_kind
 @given(trees(), st.data())
-@settings(max_examples=40)
-def test_a_branch_kept_by_compaction_continues_like_a_fresh_prefill(tree: Tree, data: st.DataObject) -> None:
-    engine = shared_engine()
+@settings(max_examples=20)
+def test_a_branch_kept_by_compaction_continues_like_a_fresh_prefill(
+    kind: str, tree: Tree, data: st.DataObject
+) -> None:
+    """Rows behind which others went are further apart than their positions: windows must not mind."""
+    engine = shared_engine(kind)
     engine.truncate(0)
     for first, end in steps(data, len(tree.tokens)):
         feed(engine, tree, first, end)
@@ -116,33 +145,54 @@ def test_a_branch_kept_by_compaction_continues_like_a_fresh_prefill(tree: Tree, 
     following = tuple(data.draw(st.lists(st.integers(0, 256), min_size=1, max_size=16)))
     text = Tree(kept + following, tuple(range(-1, len(kept) + len(following) - 1)))
     logits = feed(engine, text, len(kept), len(text.tokens))
-    for offset in range(len(following)):
-        expected = reference_logits(text.path_tokens(len(kept) + offset))
-        np.testing.assert_allclose(logits[offset], expected, rtol=0, atol=TOLERANCE)
+    check(logits, text.expected_logits(kind)[len(kept) :])
 
 
+@each_kind
 @given(trees(max_size=16), st.integers(1, 16), st.data())
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_what_lies_behind_the_rows_in_use_never_counts(
-    tree: Tree, poisoned: int, data: st.DataObject
+    kind: str, tree: Tree, poisoned: int, data: st.DataObject
 ) -> None:
-    """Truncated rows and the padding of the last step become NaN: one that counted would spread."""
-    engine = shared_engine()
+    """Truncated rows and the padding of the last step become NaN: one that counted would spread.
+
+    Graphs with fixed shapes read them, so there they become large instead: masked, they have no weight.
+    """
+    engine = shared_engine(kind)
     engine.truncate(0)
     cut = data.draw(st.integers(0, len(tree.tokens) - 1))
     if cut:
         feed(engine, tree, 0, cut)
+    poison = 100.0 if "fixed" in kind else np.nan
     junk = Tree(tuple([3] * poisoned), tuple(range(-1, poisoned - 1)))
     engine.forward(np.array(junk.tokens), np.arange(poisoned), np.ones((poisoned, cut + poisoned), np.bool_))
     engine.truncate(cut)
-    engine._rows.buffer.storage[:, cut:] = np.nan
-    for new_rows in engine._rows._new_rows.values():
-        new_rows[:] = np.nan
+    storage = engine._rows.buffer.storage
+    storage[:, cut:] = poison
+    for new_rows in getattr(engine._rows, "_new_rows", {}).values():
+        new_rows[:] = poison
     logits = feed(engine, tree, cut, len(tree.tokens))
-    for row in range(cut, len(tree.tokens)):
-        expected = reference_logits(tree.path_tokens(row))
-        np.testing.assert_allclose(logits[row - cut], expected, rtol=0, atol=TOLERANCE)
-    assert np.isfinite(engine._rows.buffer.storage[:, : engine.num_rows]).all()
+    check(logits, tree.expected_logits(kind)[cut:])
+    assert np.isfinite(storage[:, : engine.num_rows]).all()
+
+
+@each_kind
+@given(st.lists(st.integers(0, 256), min_size=1, max_size=70), st.data())
+@settings(max_examples=10)
+def test_a_prompt_fed_in_wide_steps_ends_in_the_same_logits(
+    kind: str, tokens: list[int], data: st.DataObject
+) -> None:
+    engine = shared_engine(kind)
+    assert engine.prefill_width == 32
+    engine.truncate(0)
+    while engine.num_rows < len(tokens):
+        first = engine.num_rows
+        end = first + data.draw(st.integers(1, min(32, len(tokens) - first)))
+        mask = np.tri(end - first, end, first, dtype=np.bool_)
+        logits = engine.forward(np.array(tokens[first:end]), np.arange(first, end), mask, last_only=True)
+        assert len(logits) == 1
+    (expected,) = reference_logits(KINDS[kind][0], [tokens])
+    check(logits.values[0], expected[-1])
 
 
 def test_a_step_narrower_than_its_bucket_takes_only_its_own_rows_into_use() -> None:

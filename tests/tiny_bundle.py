@@ -1,26 +1,41 @@
-"""A bundle of the tiny Llama, exported once for all tests of a run."""
+"""Bundles of tiny models, each exported once for all tests of a run."""
 
 from __future__ import annotations
 
 import functools
 import tempfile
 from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
 
 from acespec.export.bundle import export_bundle
 from acespec.export.options import ExportOptions
 from acespec.models.manifest import Bundle
-from tiny_target import write_target_folder
+from model_folder import tiny_tokenizer
+from tiny_families import NAMED
+from tiny_target import tiny_model
 
 
 @functools.cache
-def tiny_bundle() -> Bundle:
-    """Float32, buckets 1, 4 and 16; gone when the process ends."""
+def tiny_decoder(family: str = "llama") -> PreTrainedModel:
+    """The plain Llama, or a model of `NAMED`."""
+    return tiny_model() if family == "llama" else NAMED[family]()
+
+
+@functools.cache
+def tiny_bundle(family: str = "llama", **options: Any) -> Bundle:
+    """Buckets 1, 4 and 16, a context of 96; float32 and the portable graph unless ``options`` say otherwise.
+
+    Gone when the process ends.
+    """
     folder = tempfile.TemporaryDirectory(prefix="acespec-tiny-")
     tiny_folders.append(folder)
-    target = write_target_folder(Path(folder.name) / "tiny-llama")
-    return export_bundle(
-        target, Path(folder.name) / "bundle", ExportOptions((1, 4, 16), 96, prefill_chunk=32)
-    )
+    source = Path(folder.name) / "tiny-llama"
+    tiny_decoder(family).save_pretrained(source)
+    tiny_tokenizer().save(str(source / "tokenizer.json"))
+    asked = ExportOptions(buckets=(1, 4, 16), context=96, prefill_chunk=32, **options)
+    return export_bundle(source, Path(folder.name) / "bundle", asked)
 
 
 tiny_folders: list[tempfile.TemporaryDirectory[str]] = []
