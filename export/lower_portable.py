@@ -22,7 +22,7 @@ def lower_portable(model: onnx_ir.Model, shape: DecoderShape) -> None:
     nodes = attention_nodes(graph)
     assert len(nodes) == shape.num_layers, (len(nodes), shape.num_layers)
     pasts = [_past_inputs(layer, shape, nodes[layer].inputs[1]) for layer in range(shape.num_layers)]
-    shared = _SharedValues(graph, nodes[0], pasts[0][0])
+    shared = _SharedValues(graph, nodes, pasts[0][0], shape)
     for layer, (node, past) in enumerate(zip(nodes, pasts, strict=True)):
         _lower_node(graph, node, layer, past, shared, shape)
     graph.inputs.extend(value for past in pasts for value in past)
@@ -40,14 +40,23 @@ def _past_inputs(layer: int, shape: DecoderShape, key: Value | None) -> tuple[Va
 class _SharedValues:
     """What all layers use: constants, the number of rows before the step, folded masks."""
 
-    def __init__(self, graph: onnx_ir.Graph, first: onnx_ir.Node, past: Value) -> None:
+    def __init__(
+        self, graph: onnx_ir.Graph, nodes: list[onnx_ir.Node], past: Value, shape: DecoderShape
+    ) -> None:
         self._graph = graph
-        self._first = first
         self._constants: dict[tuple[int, ...], Value] = {}
-        self._masks: dict[tuple[str, int], Value] = {}
         tape = Tape()
         self.num_past = tape.op("Shape", [past], {"start": 0, "end": 1})  # [1]
-        graph.insert_before(first, tape.nodes)
+        self.folded_masks: dict[Value, Value] = {}
+        """A mask -> it in float32, repeated for each query of a key head: ``[1, G*N, T]``."""
+        for node in nodes:
+            query, mask = node.inputs[0], node.inputs[3]
+            assert query is not None and query.shape is not None and mask is not None  # noqa: PT018
+            num_heads = query.shape[1]
+            assert isinstance(num_heads, int)
+            if mask not in self.folded_masks:
+                self.folded_masks[mask] = self._fold(tape, mask, num_heads // shape.num_kv_heads)
+        graph.insert_before(nodes[0], tape.nodes)
 
     def constant(self, *numbers: int) -> Value:
         """An int64 vector."""
@@ -56,17 +65,10 @@ class _SharedValues:
             self._constants[numbers] = initializer(self._graph, name, np.array(numbers, np.int64))
         return self._constants[numbers]
 
-    def folded_mask(self, mask: Value, groups: int) -> Value:
-        """``mask`` ``[1, 1, N, T]`` in float32, repeated for each query of a key head: ``[1, G*N, T]``."""
-        assert mask.name is not None
-        if (mask.name, groups) not in self._masks:
-            tape = Tape()
-            wide = mask if mask.dtype == onnx_ir.DataType.FLOAT else tape.op("Cast", [mask], {"to": 1})
-            flat = tape.op("Squeeze", [wide, self.constant(0)])
-            repeated = tape.op("Concat", [flat] * groups, {"axis": 1}) if groups > 1 else flat
-            self._graph.insert_before(self._first, tape.nodes)
-            self._masks[mask.name, groups] = repeated
-        return self._masks[mask.name, groups]
+    def _fold(self, tape: Tape, mask: Value, groups: int) -> Value:
+        wide = mask if mask.dtype == onnx_ir.DataType.FLOAT else tape.op("Cast", [mask], {"to": 1})
+        flat = tape.op("Squeeze", [wide, self.constant(0)])
+        return tape.op("Concat", [flat] * groups, {"axis": 1}) if groups > 1 else flat
 
 
 def _lower_node(
@@ -99,7 +101,7 @@ def _lower_node(
     )  # [KVH, G*N, S + N]
     if narrow:
         scores = tape.op("Cast", [scores], {"to": onnx_ir.DataType.FLOAT})
-    masked = tape.op("Add", [scores, shared.folded_mask(mask, num_heads // kv_heads)])
+    masked = tape.op("Add", [scores, shared.folded_masks[mask]])
     probs = tape.op("Softmax", [masked], {"axis": -1})
     if narrow:
         probs = tape.op("CastLike", [probs, query])
