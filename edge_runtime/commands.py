@@ -16,6 +16,7 @@ import click
 from acespec.edge_runtime.draft_model import load_draft
 from acespec.edge_runtime.generate import GenerationResult
 from acespec.edge_runtime.request import DraftSettings, GenerationRequest
+from acespec.edge_runtime.runtimes import Provider, Runtime, runtime_options
 from acespec.errors import AcespecError
 from acespec.models import DEMO_PAIR, bundles_folder, load_tokenizer, pair
 from acespec.models.manifest import Bundle, load_bundle
@@ -89,6 +90,7 @@ PAIR = pair(DEMO_PAIR)
     help="How branches are spread over the depths of the chain.",
 )
 @click.option("--threads", type=THREADS, default=1, show_default=True, help="Threads of the draft engine.")
+@runtime_options
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object with tokens, text and every metric."
 )
@@ -100,6 +102,8 @@ def generate(
     chat: bool,
     policy: str,
     threads: int,
+    runtime: Runtime,
+    provider: Provider | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -111,7 +115,7 @@ def generate(
     tokenizer = load_tokenizer(bundle.tokenizer_path)
     prompt_ids = encode_prompt(tokenizer, bundle, prompt, chat)
     request, settings = requested(bundle, prompt_ids, options)
-    model = load_draft(bundle, threads) if policy == "rounds" else None
+    model = load_draft(bundle, threads, runtime, provider) if policy == "rounds" else None
     text = IncrementalText(tokenizer)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
@@ -157,7 +161,7 @@ def requested(
             budget=options["budget"],
             allocation=Allocation(options["allocation"]),
         )
-        settings.check_buckets(bundle.graph("portable").buckets)
+        settings.check_buckets(bundle.manifest.graphs[0].buckets)  # all are of one export
     except ValueError as error:
         raise AcespecError(str(error)) from None
     return request, settings

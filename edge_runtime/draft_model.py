@@ -9,7 +9,8 @@ from acespec.compute import StepRunner, ThreadRunner
 from acespec.edge_runtime.controller import ProfileAt
 from acespec.edge_runtime.engine import DraftEngine
 from acespec.edge_runtime.profiler import measured_profile
-from acespec.models.latency import machine_name
+from acespec.edge_runtime.runtimes import Provider, Runtime, open_engine
+from acespec.models.latency import DEFAULT_RUNTIME, machine_name
 from acespec.models.manifest import Bundle
 
 logger = logging.getLogger(__name__)
@@ -24,25 +25,29 @@ class DraftModel:
     runner: StepRunner
 
 
-def load_draft(bundle: Bundle, threads: int) -> DraftModel:
-    """Load the bundle's engine on ONNX Runtime, with ``threads`` threads.
+def load_draft(
+    bundle: Bundle, threads: int, runtime: Runtime = "onnxruntime", provider: Provider | None = None
+) -> DraftModel:
+    """Load the bundle's engine; arguments as for `open_engine`.
 
     Raises ``AcespecError`` if the graph cannot be run here.
     """
-    from acespec.edge_runtime.ort_engine import OnnxRuntimeEngine  # needs onnxruntime: only when asked for
+    opened = open_engine(bundle, threads, runtime, provider)
+    profile_at = step_times(bundle, opened.engine, opened.runs_on, threads)
+    return DraftModel(opened.engine, profile_at, ThreadRunner("draft"))
 
-    engine = OnnxRuntimeEngine(bundle, threads)
-    return DraftModel(engine, step_times(bundle, engine, threads), ThreadRunner("draft"))
 
-
-def step_times(bundle: Bundle, engine: DraftEngine, threads: int) -> ProfileAt:
+def step_times(bundle: Bundle, engine: DraftEngine, runs_on: str, threads: int) -> ProfileAt:
     """How long ``engine``'s steps take: as the bundle's profile says, else as a few steps take now.
 
-    A profile measured on another machine or with another number of threads is used, with a warning: the
-    session corrects it as it goes.
+    A profile measured on another machine or runtime, or with another number of threads, is used with a
+    warning: the session corrects it as it goes.
     """
     profile = bundle.manifest.latency
+    runtime, _, provider = runs_on.partition("/")
     remedy = f"acespec profile {bundle.folder} --threads {threads}"
+    if runs_on != DEFAULT_RUNTIME:
+        remedy += f" --runtime {runtime}" + (f" --provider {provider}" if provider else "")
     if profile is None or not set(engine.buckets) <= set(profile.buckets):
         logger.warning(
             "%s has no latency profile, measuring a few steps instead; make one with: %s",
@@ -51,14 +56,15 @@ def step_times(bundle: Bundle, engine: DraftEngine, threads: int) -> ProfileAt:
         )
         measured = measured_profile(engine)
         return lambda _: measured
-    if (profile.machine, profile.threads) != (machine_name(), threads):
+    measured_on = (profile.machine, profile.runs_on, profile.threads)
+    if measured_on != (machine_name(), runs_on, threads):
         logger.warning(
-            "the latencies in %s were measured on %s with %d threads, this is %s with %d; "
+            "the latencies in %s were measured on %s (%s) with %d threads, this is %s (%s) with %d; "
             "measure them here with: %s",
             bundle.folder,
-            profile.machine,
-            profile.threads,
+            *measured_on,
             machine_name(),
+            runs_on,
             threads,
             remedy,
         )

@@ -40,6 +40,17 @@ def measure_engine(
     engine.truncate(0)
 
 
+def measure_prefill(
+    engine: DraftEngine, repeats: int = 7, clock: Callable[[], float] = time.perf_counter
+) -> LatencyPoint:
+    """Measure the widest step that feeds a prompt, on an empty buffer, left empty."""
+    engine.truncate(0)
+    width = min(engine.prefill_width, engine.max_rows)
+    elapsed_ms = [_timed_step(engine, width, clock, last_only=True) for _ in range(WARM_UP_STEPS + repeats)]
+    median_ms = statistics.median(elapsed_ms[WARM_UP_STEPS:])
+    return LatencyPoint(bucket=width, context=0, median_ms=median_ms)
+
+
 def measured_profile(engine: DraftEngine, repeats: int = 3) -> dict[int, float]:
     """Milliseconds of a step by bucket: the quickest of ``repeats`` steps on an empty buffer, left empty."""
     engine.truncate(0)
@@ -49,19 +60,21 @@ def measured_profile(engine: DraftEngine, repeats: int = 3) -> dict[int, float]:
     }
 
 
-def _timed_step(engine: DraftEngine, count: int, clock: Callable[[], float]) -> float:
+def _timed_step(
+    engine: DraftEngine, count: int, clock: Callable[[], float], last_only: bool = False
+) -> float:
     """Milliseconds of one step behind the rows in use, which it leaves as they were."""
     num_rows = engine.num_rows
     started = clock()
-    _step(engine, count)
+    _step(engine, count, last_only)
     elapsed_ms = (clock() - started) * 1000.0
     engine.truncate(num_rows)
     return elapsed_ms
 
 
-def _step(engine: DraftEngine, count: int) -> None:
+def _step(engine: DraftEngine, count: int, last_only: bool = False) -> None:
     """Feed ``count`` tokens behind the rows in use; which ones does not matter to the time."""
     past = engine.num_rows
     mask = np.tri(count, past + count, past, dtype=np.bool_)
     positions = np.minimum(np.arange(past, past + count), engine.max_context - 1)
-    engine.forward(np.zeros(count, np.int64), positions, mask)
+    engine.forward(np.zeros(count, np.int64), positions, mask, last_only)

@@ -12,6 +12,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
+DEFAULT_RUNTIME = "onnxruntime/cpu"
+
 
 def machine_name() -> str:
     """This machine's processor and how many of them there are, as a profile records it."""
@@ -43,7 +45,11 @@ class LatencyProfile(BaseModel):
     machine: str
     """What was measured on (`machine_name`): a profile of another machine is a guess at best."""
     threads: Annotated[int, Field(ge=1)]
+    runs_on: str = DEFAULT_RUNTIME
+    """The runtime, and ONNX Runtime's provider behind a slash: ``onnxruntime/cuda``, ``tensorrt``."""
     points: tuple[LatencyPoint, ...] = Field(min_length=1)
+    prefill: tuple[LatencyPoint, ...] = ()
+    """Steps that feed a prompt, as wide as the engine takes them; nothing is planned by these."""
 
     @model_validator(mode="after")
     def _points_are_distinct(self) -> Self:

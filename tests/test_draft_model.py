@@ -15,14 +15,16 @@ from tiny_bundle import tiny_bundle
 BUCKETS = (1, 4, 16)
 
 
-def profiled(machine: str, threads: int, buckets: tuple[int, ...] = BUCKETS) -> Bundle:
+def profiled(
+    machine: str, threads: int, buckets: tuple[int, ...] = BUCKETS, runs_on: str = "onnxruntime/cpu"
+) -> Bundle:
     """The tiny bundle, its step of n tokens behind S rows said to take ``n + S`` milliseconds."""
     points = tuple(
         LatencyPoint(bucket=bucket, context=context, median_ms=bucket + context)
         for bucket in buckets
         for context in (10, 30)
     )
-    latency = LatencyProfile(machine=machine, threads=threads, points=points)
+    latency = LatencyProfile(machine=machine, threads=threads, runs_on=runs_on, points=points)
     bundle = tiny_bundle()
     return dataclasses.replace(bundle, manifest=bundle.manifest.model_copy(update={"latency": latency}))
 
@@ -41,17 +43,24 @@ def test_step_times_are_the_profiles_without_a_word_on_the_machine_it_was_made_o
     assert not remarks(caplog)
 
 
-@pytest.mark.parametrize(("machine", "threads"), [("another machine, 12 cores", 1), (machine_name(), 3)])
+@pytest.mark.parametrize(
+    ("machine", "threads", "runs_on"),
+    [
+        ("another machine, 12 cores", 1, "onnxruntime/cpu"),
+        (machine_name(), 3, "onnxruntime/cpu"),
+        (machine_name(), 1, "tensorrt"),
+    ],
+)
 def test_a_profile_of_other_circumstances_is_used_with_one_warning(
-    caplog: pytest.LogCaptureFixture, machine: str, threads: int
+    caplog: pytest.LogCaptureFixture, machine: str, threads: int, runs_on: str
 ) -> None:
-    bundle = profiled(machine, threads)
+    bundle = profiled(machine, threads, runs_on=runs_on)
     draft = load_draft(bundle, threads=1)
     draft.runner.close()
     assert draft.profile_at(20) == {1: 21.0, 4: 24.0, 16: 36.0}
     (record,) = remarks(caplog)
     assert record.levelno == logging.WARNING
-    assert f"measured on {machine} with {threads} threads" in record.getMessage()
+    assert f"measured on {machine} ({runs_on}) with {threads} threads" in record.getMessage()
     assert record.getMessage().endswith(f"acespec profile {bundle.folder} --threads 1")
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from acespec.edge_runtime.profile_command import profile
-from acespec.edge_runtime.profiler import measure_engine, profile_contexts
+from acespec.edge_runtime.profiler import measure_engine, measure_prefill, profile_contexts
 from acespec.models.latency import machine_name
 from acespec.models.manifest import load_bundle
 from acespec.speculation import DraftLogits
@@ -23,7 +23,7 @@ class TimedEngine:
     """An engine whose step of n tokens behind S rows takes ``10 n + S`` milliseconds, more when cold."""
 
     buckets = (1, 8)
-    prefill_width = 8
+    prefill_width = 32
     max_context = 300
     max_rows = 400
     vocab_size = 4
@@ -41,7 +41,7 @@ class TimedEngine:
         last_only: bool = False,
     ) -> DraftLogits:
         count = len(tokens)
-        assert count in self.buckets or count < 8
+        assert count in self.buckets or count < 8 or (last_only and count == self.prefill_width)
         assert mask.shape == (count, self.num_rows + count)
         assert mask[:, : self.num_rows + 1].all()
         assert positions.max() < self.max_context
@@ -70,6 +70,13 @@ def test_each_point_is_the_median_of_warm_steps() -> None:
     assert engine.num_rows == 0
 
 
+def test_the_prefill_is_one_wide_step_on_an_empty_buffer() -> None:
+    engine = TimedEngine()
+    point = measure_prefill(engine, repeats=3, clock=lambda: engine.now_ms / 1000.0)
+    assert (point.bucket, point.context, point.median_ms) == (32, 0, pytest.approx(320.0))
+    assert engine.num_rows == 0
+
+
 def test_contexts_leave_room_for_the_widest_step() -> None:
     assert profile_contexts(2048, 32) == (64, 256, 512, 1024, 2016)
     assert profile_contexts(96, 32) == (64,)
@@ -85,9 +92,11 @@ def test_the_command_stores_what_it_measured_in_the_manifest(tmp_path: Path) -> 
     manifest = load_bundle(folder).manifest
     assert manifest.latency is not None
     assert (manifest.latency.machine, manifest.latency.threads) == (machine_name(), 2)
+    assert manifest.latency.runs_on == "onnxruntime/cpu"
     assert {(p.bucket, p.context) for p in manifest.latency.points} == {
         (bucket, context) for bucket in (1, 4, 16) for context in (64, 80)
     }
+    assert [(p.bucket, p.context) for p in manifest.latency.prefill] == [(32, 0)]
     assert manifest.model_copy(update={"latency": None}) == tiny_bundle().manifest
 
 
