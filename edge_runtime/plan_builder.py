@@ -95,7 +95,7 @@ class PlanBuilder:
         check_network(tensorrt, network, variant, key)
         if any(-1 in network.get_input(index).shape for index in range(network.num_inputs)):
             add_profiles(builder, config, variant, key)
-        cache = self._attach_timing_cache(config, key)
+        cache = self._attached_timing_cache(config, key)
         with interruptible_build(tensorrt, config, key.graph_file, self._progress) as interrupted:
             plan = builder.build_serialized_network(network, config)
         if interrupted():
@@ -103,7 +103,8 @@ class PlanBuilder:
         if plan is None:
             causes = "; ".join(self._errors[-SHOWN_ERRORS:]) or "it gives no reason"
             raise TensorRtError(f"{self._name} cannot build a plan of {path}: {causes}")
-        self._folder.write_timing_cache(key, memoryview(cache.serialize()))
+        if cache is not None:
+            self._folder.write_timing_cache(key, memoryview(cache.serialize()))
         return plan
 
     @property
@@ -120,8 +121,10 @@ class PlanBuilder:
             config.num_compute_capabilities = 1
             config.set_compute_capability(rtx_capability(self._target), 0)
 
-    def _attach_timing_cache(self, config: trt.IBuilderConfig, key: PlanKey) -> trt.ITimingCache:
-        """Give the build what earlier ones measured on this device."""
+    def _attached_timing_cache(self, config: trt.IBuilderConfig, key: PlanKey) -> trt.ITimingCache | None:
+        """Give the build what earlier ones measured on this device; TensorRT for RTX measures nothing."""
+        if self._target.runtime == "tensorrt-rtx":
+            return None
         for content in (self._folder.read_timing_cache(key), b""):
             cache = config.create_timing_cache(content)
             if cache is not None and config.set_timing_cache(cache, ignore_mismatch=False):

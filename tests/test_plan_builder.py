@@ -215,6 +215,7 @@ def test_tensorrt_for_rtx_is_told_the_device_and_to_allocate_nothing_itself(tmp_
     (config,) = world.configs
     assert config.capabilities == {0: "8.9"}
     assert config.flags == {BuilderFlag.REQUIRE_USER_ALLOCATION}
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".plan"]  # it measures no times
 
 
 def test_a_device_tensorrt_for_rtx_does_not_offer_is_named_before_anything_is_parsed(tmp_path: Path) -> None:
