@@ -21,6 +21,10 @@ from transformers import DynamicCache, PreTrainedModel
 
 from acespec.errors import AcespecError
 from acespec.models.chat import ChatTemplate
+from acespec.models.exportable import load_decoder
+from acespec.models.fingerprint import model_fingerprint
+from acespec.models.manifest import Bundle, BundleManifest
+from acespec.models.vocabulary import load_tokenizer
 from acespec.speculation import DraftLogits
 
 NextTokenLogits = Callable[[NDArray[np.int64]], DraftLogits]
@@ -107,14 +111,14 @@ def encode_prompts(
 
 @torch.no_grad()
 def continue_greedily(
-    model: PreTrainedModel, text: NDArray[np.int64], count: int = EVAL_NEW_TOKENS
+    model: PreTrainedModel, text: NDArray[np.int64], count: int, vocab_size: int
 ) -> NDArray[np.int64]:
     """``text`` ``[n]`` and ``count`` tokens, each the likeliest after those before it; no token ends it."""
     cache, tokens = DynamicCache(config=model.config), torch.from_numpy(text)[None]
     new: list[int] = []
     for _ in range(count):
         output = model(input_ids=tokens, cache=cache, use_cache=True)
-        new.append(int(output.logits[0, -1].argmax()))
+        new.append(int(output.logits[0, -1, :vocab_size].argmax()))
         tokens = torch.tensor([new[-1:]])
     return np.concatenate([text, np.array(new, np.int64)])
 
@@ -160,6 +164,54 @@ def _compare_row(
 def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     shifted = logits.astype(np.float64) - logits.max()
     return np.asarray(shifted - np.log(np.exp(shifted).sum()))
+
+
+def evaluate_bundle(
+    bundle: Bundle,
+    model_folder: Path,
+    prompts: Sequence[str],
+    draft: NextTokenLogits,
+    step_ms: float | None = None,
+) -> EvaluationRow:
+    """The report's line for ``bundle``: run by ``draft``, against the model in ``model_folder`` in floats.
+
+    The prompts are cut to `EVAL_PROMPT_TOKENS` and go on for `EVAL_NEW_TOKENS`, or less in a short context.
+    Raises ``AcespecError`` when the bundle was exported from another model.
+    """
+    manifest = bundle.manifest
+    if model_fingerprint(model_folder) != manifest.source_fingerprint:
+        raise AcespecError(
+            f"{bundle.folder} was not exported from {model_folder}; name the folder of {manifest.model_name}"
+        )
+    model = load_decoder(model_folder)
+    text = bundle.chat_template
+    template = None if text is None else ChatTemplate(text, manifest.bos_token, manifest.eos_token)
+    new_tokens = min(EVAL_NEW_TOKENS, manifest.max_context // 2)
+    max_tokens = min(EVAL_PROMPT_TOKENS, manifest.max_context - new_tokens)
+    tokenizer = load_tokenizer(bundle.tokenizer_path)
+    starts = encode_prompts(prompts, tokenizer, template, max_tokens)
+    texts = [continue_greedily(model, start, new_tokens, manifest.vocab_size) for start in starts]
+    agreement = measure_agreement(draft, model, texts, manifest.vocab_size)
+    size = sum(file.stat().st_size for file in bundle.folder.iterdir())
+    return EvaluationRow(precision_label(manifest), size, step_ms, agreement)
+
+
+def precision_label(manifest: BundleManifest) -> str:
+    """How weights are stored, such as ``int4, blocks of 32, symmetric, head int8``."""
+    form = manifest.quantization
+    if form is None:
+        return manifest.precision
+    parts = [
+        manifest.precision,
+        "by column" if form.block is None else f"blocks of {form.block}",
+        "symmetric" if form.symmetric else "with zero points",
+        "head in floats" if form.head_bits is None else f"head int{form.head_bits}",
+    ]
+    if form.embedding_bits is not None:
+        parts.append(f"embedding int{form.embedding_bits}")
+    if form.activation_bits is not None:
+        parts.append(f"activations int{form.activation_bits}")
+    return ", ".join(parts)
 
 
 HEADINGS = ("precision", "size", "step", "acceptance", "same top token", "KL")

@@ -18,15 +18,19 @@ from acespec.export.evaluate import (
     NextTokenLogits,
     continue_greedily,
     encode_prompts,
+    evaluate_bundle,
     measure_agreement,
+    precision_label,
     read_prompts,
     report_markdown,
     report_table,
 )
 from acespec.models.chat import ChatTemplate
+from acespec.models.fingerprint import model_fingerprint
+from acespec.models.manifest import Bundle, BundleManifest
 from acespec.speculation import DraftLogits
 from model_folder import CHAT_TEMPLATE, tiny_tokenizer
-from tiny_target import tiny_model
+from tiny_target import tiny_model, write_target_folder
 
 VOCAB = 257
 TEXTS = [np.arange(3, 20), np.array([7, 250, 1, 1, 90])]
@@ -117,9 +121,8 @@ def test_texts_go_on_as_the_model_would_without_a_cache() -> None:
     model, text = tiny_model(), np.array([5, 6, 7])
     expected = text
     for _ in range(6):
-        full = model(input_ids=torch.from_numpy(expected)[None], use_cache=False).logits[0, -1]
-        expected = np.append(expected, int(full.argmax()))
-    np.testing.assert_array_equal(continue_greedily(model, text, 6), expected)
+        expected = np.append(expected, logits_of(model, expected)[-1].argmax())
+    np.testing.assert_array_equal(continue_greedily(model, text, 6, VOCAB), expected)
 
 
 def test_prompts_are_the_first_of_the_file(tmp_path: Path) -> None:
@@ -162,6 +165,91 @@ def test_prompts_are_messages_where_the_model_has_a_template() -> None:
     )
     assert [tokenizer.decode(text.tolist()) for text in plain] == ["hello"]  # an empty prompt has no position
     assert [tokenizer.decode(text.tolist()) for text in chat] == ["<user>he", "<user>"]
+
+
+def bundle_of(model_folder: Path, folder: Path, **changes: object) -> Bundle:
+    """A bundle without a graph to speak of: its manifest, tokenizer and template are what is read."""
+    folder.mkdir()
+    tiny_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "template").write_text(CHAT_TEMPLATE)
+    (folder / "graph").write_bytes(bytes(1000))
+    facts = {
+        "model_name": "tiny",
+        "source_fingerprint": model_fingerprint(model_folder),
+        "vocabulary_hash": "0" * 64,
+        "vocab_size": VOCAB,
+        "end_token_ids": (256,),
+        "bos_token": None,
+        "eos_token": None,
+        "tokenizer_file": "tokenizer.json",
+        "chat_template_file": "template",
+        "num_layers": 2,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "max_context": 24,
+        "precision": "fp32",
+        "graphs": [
+            {
+                "name": "portable",
+                "opset": 21,
+                "bucket_files": {1: "graph"},
+                "masks": [{"name": "mask"}],
+                "inputs": (),
+                "outputs": (),
+            }
+        ],
+        "file_sha256": dict.fromkeys(("tokenizer.json", "template", "graph"), "0" * 64),
+    }
+    return Bundle(folder, BundleManifest.model_validate(facts | changes))
+
+
+def test_a_bundle_is_compared_on_its_prompts_and_what_follows(tmp_path: Path) -> None:
+    source = write_target_folder(tmp_path / "model")
+    bundle = bundle_of(source, tmp_path / "bundle")
+    seen = []
+
+    def draft(text: NDArray[np.int64]) -> DraftLogits:
+        seen.append(text)
+        return DraftLogits(logits_of(tiny_model(), text))
+
+    row = evaluate_bundle(bundle, source, ["hi", "a prompt longer than the context"], draft, step_ms=2.0)
+    # Of a context of 24 the model's own tokens take 12: "<user>hi" has 8, the other is cut to 12.
+    assert [len(text) for text in seen] == [8 + 12, 12 + 12]
+    assert row == EvaluationRow(
+        "fp32", sum(file.stat().st_size for file in bundle.folder.iterdir()), 2.0, row.agreement
+    )
+    assert row.agreement.num_positions == 44
+    assert row.agreement.expected_acceptance == pytest.approx(1)
+
+
+def test_a_bundle_of_another_model_is_refused(tmp_path: Path) -> None:
+    source = write_target_folder(tmp_path / "model")
+    bundle = bundle_of(source, tmp_path / "bundle", source_fingerprint="another")
+    with pytest.raises(AcespecError, match="was not exported from"):
+        evaluate_bundle(bundle, source, ["hi"], draft_of(tiny_model()))
+
+
+@pytest.mark.parametrize(
+    ("form", "label"),
+    [
+        (
+            {"bits": 4, "block": 32, "symmetric": False, "head_bits": 8},
+            "int4, blocks of 32, with zero points, head int8",
+        ),
+        (
+            {"bits": 8, "block": None, "symmetric": True, "head_bits": 8, "activation_bits": 8},
+            "int8, by column, symmetric, head int8, activations int8",
+        ),
+        (
+            {"bits": 8, "block": 128, "symmetric": True, "head_bits": None, "embedding_bits": 8},
+            "int8, blocks of 128, symmetric, head in floats, embedding int8",
+        ),
+    ],
+)
+def test_a_line_says_how_weights_are_stored(tmp_path: Path, form: dict[str, object], label: str) -> None:
+    source = write_target_folder(tmp_path / "model")
+    changes = {"precision": f"int{form['bits']}", "quantization": form}
+    assert precision_label(bundle_of(source, tmp_path / "bundle", **changes).manifest) == label
 
 
 ROWS = [
