@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from acespec.models.manifest import BundleManifest
+
 
 @dataclass(frozen=True)
 class Tolerance:
@@ -30,3 +32,15 @@ TOLERANCES: dict[str, Tolerance] = {
     "int4": Tolerance(1e-3, 1e-4),
 }
 """By precision. The unquantised ones against PyTorch on the same weights."""
+
+ROUNDED_ACTIVATIONS = Tolerance(5e-1, 5e-2)
+"""Where activations are rounded to 8 bits, the last bit of a sum decides which way, and it depends on the
+step's width: random tokens, whose logits reach 30, differ by up to 0.9 between two widths of SmolLM2's step."""
+
+
+def run_tolerance(manifest: BundleManifest) -> Tolerance:
+    """How far a bundle's engine may be from itself, fed the same tokens otherwise, and from PyTorch."""
+    quantization = manifest.quantization
+    if quantization is not None and quantization.activation_bits is not None:
+        return ROUNDED_ACTIVATIONS
+    return TOLERANCES[manifest.precision]

@@ -46,6 +46,7 @@ COMMANDS = {
         "acespec.edge_runtime.profile_command", "profile", "Measure how long a bundle's steps take here."
     ),
     "serve": LazyCommand("acespec.cloud_verifier.commands", "serve", "Serve a target model as a verifier."),
+    "validate": LazyCommand("acespec.validate_command", "validate", "Check a bundle's files and logits."),
     "wan-relay": LazyCommand(
         "acespec.bench.commands", "wan_relay", "Relay TCP with the delay of a wide-area link."
     ),
