@@ -23,6 +23,7 @@ CLOUD_MODULES = (
     "accelerate",
     "gguf",
     "grpc_health",
+    "ml_dtypes",
     "onnx",
     "onnx_ir",
     "onnxscript",
