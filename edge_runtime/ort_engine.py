@@ -8,10 +8,10 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from acespec.edge_runtime.additive_mask import MASKED, write_additive_mask
 from acespec.edge_runtime.budget import bucket_for
 from acespec.edge_runtime.cuda import load_cuda
 from acespec.edge_runtime.ort_graph import GraphFile, choose_graph, open_files
+from acespec.edge_runtime.ort_inputs import StepInputs
 from acespec.edge_runtime.ort_interface import FLOAT_TYPES, check_variant, row_names, row_type
 from acespec.edge_runtime.ort_logits import LogitsBuffers
 from acespec.edge_runtime.ort_rows import DevicePortableRows, GraphRows, InPlaceRows, PortableRows, RowTensors
@@ -72,21 +72,13 @@ class OnnxRuntimeEngine:
                 f"there is no memory for the {self._max_context} positions of {bundle.folder} ({error}); "
                 "export it again with a smaller --context"
             ) from None
-        self._bindings: dict[int, ort.IOBinding] = {}
+        self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
 
     def _allocate(self, bundle: Bundle, is_fixed: bool) -> None:
         """Make every buffer whose place the graph is told."""
         widest = max(self._prefill_width, self._buckets[-1])
         self._rows = self._make_rows(bundle, widest, is_fixed)
-        self._tokens = np.zeros((1, widest), np.int64)
-        self._positions = np.zeros((1, widest), np.int64)
-        self._every_row = np.arange(self._buckets[-1])
-        self._last_row = np.zeros(1, np.int64)
-        mask_types = {spec.name: FLOAT_TYPES.get(spec.dtype) for spec in self._variant.inputs}
-        columns = 1 + self._max_rows + widest
-        self._masks = {
-            mask.name: np.zeros(widest * columns, mask_types[mask.name]) for mask in self._variant.masks
-        }
+        self._inputs = StepInputs(self._variant, widest, self._buckets[-1], self._max_rows)
         self._logits = LogitsBuffers(self._buckets[-1], self._vocab_size, self._variant.top_k)
 
     def _make_rows(self, bundle: Bundle, widest: int, is_fixed: bool) -> GraphRows:
@@ -137,32 +129,25 @@ class OnnxRuntimeEngine:
     ) -> DraftLogits:
         """Run one step; see `DraftEngine.forward`."""
         count, past = len(tokens), self.num_rows
-        assert (
-            1 <= count <= min(self._max_rows - past, self._prefill_width if last_only else self._buckets[-1])
-        )
+        widest = self._prefill_width if last_only else self._buckets[-1]
+        assert 1 <= count <= min(widest, self._max_rows - past), (count, past)
         assert positions.shape == (count,), positions.shape
         assert mask.shape == (count, past + count), mask.shape
         assert 0 <= positions.min() <= positions.max() < self._max_context, positions
         file, width = self._file_for(count)
         num_logits = file.logit_rows or (1 if last_only else width)
 
-        self._tokens[0, :count] = tokens
-        self._tokens[0, count:width] = 0
-        self._positions[0, :count] = positions
-        self._positions[0, count:width] = 0
-        self._last_row[0] = count - 1
-        wanted = self._last_row if num_logits == 1 else self._every_row[:num_logits]
-        binding = self._binding(file, width)
-        for name, values in (("input_ids", self._tokens), ("position_ids", self._positions)):
-            binding.bind_input(name, "cpu", 0, np.int64, (1, width), values.ctypes.data)
-        binding.bind_input("logit_rows", "cpu", 0, np.int64, wanted.shape, wanted.ctypes.data)
-        self._bind_masks(binding, width, mask, positions)
+        self._inputs.write(tokens, positions, width)
+        binding = self._binding(file, width, num_logits)
+        row_positions = np.concatenate([self._rows.buffer.positions[:past], positions])
+        self._inputs.bind_masks(binding, self._rows.columns(width), width, mask, row_positions)
         self._rows.bind_past(binding)
-        self._logits.bind(binding, num_logits)
-        if self.provider != "cpu":
+        if self.provider == "cpu":
+            file.session.run_with_iobinding(binding)
+        else:
+            self._inputs.bind(binding, width, num_logits)  # copies them to the device
             binding.synchronize_inputs()
-        file.session.run_with_iobinding(binding)
-        if self.provider != "cpu":
+            file.session.run_with_iobinding(binding)
             binding.synchronize_outputs()
         self._rows.append(width, positions)
         if last_only:
@@ -180,38 +165,15 @@ class OnnxRuntimeEngine:
             bucket, file = self._prefill_width, self._files[variant.prefill.file]
         return file, bucket if self._is_padded else count
 
-    def _binding(self, file: GraphFile, width: int) -> ort.IOBinding:
-        """The binding of all steps ``width`` wide, rows bound already."""
-        binding = self._bindings.get(width)
+    def _binding(self, file: GraphFile, width: int, num_logits: int) -> ort.IOBinding:
+        """The binding of all steps of one shape. Whatever their memory and shape are always is bound once."""
+        binding = self._bindings.get((width, num_logits))
         if binding is None:
-            binding = self._bindings[width] = file.session.io_binding()
+            binding = self._bindings[width, num_logits] = file.session.io_binding()
+            self._inputs.bind(binding, width, num_logits)
             self._rows.bind(binding, width)
+            self._logits.bind(binding, num_logits)
         return binding
-
-    def _bind_masks(
-        self,
-        binding: ort.IOBinding,
-        width: int,
-        allowed: NDArray[np.bool_],
-        positions: NDArray[np.int64],
-    ) -> None:
-        """Write and bind the masks of a step ``width`` wide, one for each kind of layer."""
-        columns = self._rows.columns(width)
-        buffer = self._rows.buffer
-        row_positions = np.concatenate([buffer.positions[: buffer.num_rows], positions])
-        for attention in self._variant.masks:
-            memory = self._masks[attention.name]
-            additive = memory[: width * columns.total].reshape(width, columns.total)
-            additive[:, : columns.past] = MASKED
-            write_additive_mask(
-                additive[:, columns.past :],
-                allowed,
-                row_positions,
-                columns.new - columns.past,
-                attention.window,
-            )
-            shape = (1, 1, *additive.shape)
-            binding.bind_input(attention.name, "cpu", 0, memory.dtype.type, shape, memory.ctypes.data)
 
     def compact(self, prefix: int, rows: Sequence[int]) -> None:
         self._rows.buffer.compact(prefix, rows)

@@ -126,10 +126,10 @@ class PortableRows:
 
     def bind(self, binding: ort.IOBinding, width: int) -> None:
         dtype = self._tensors.dtype
-        new_rows = np.zeros((len(self._tensors.new), width, *self._tensors.row_shape), dtype)
-        for name, rows in zip(self._tensors.new, new_rows, strict=True):
+        if width not in self._new_rows:
+            self._new_rows[width] = np.zeros((len(self._tensors.new), width, *self._tensors.row_shape), dtype)
+        for name, rows in zip(self._tensors.new, self._new_rows[width], strict=True):
             binding.bind_output(name, "cpu", 0, dtype.type, rows.shape, rows.ctypes.data)
-        self._new_rows[width] = new_rows
 
     def bind_past(self, binding: ort.IOBinding) -> None:
         if self._is_fixed:
