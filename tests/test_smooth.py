@@ -113,6 +113,16 @@ def test_every_product_s_channels_are_traced_to_where_they_are_made(name: str) -
         assert torch.equal(weight, before[key]), key
 
 
+def test_a_guess_that_would_change_something_gives_way_to_the_next() -> None:
+    decoder = wrapped(tiny_model())
+    for layer in decoder.model.model.layers:
+        for part, wrong in ((layer.mlp, "gate_proj"), (layer.self_attn, "q_proj")):
+            moved = getattr(part, wrong)
+            delattr(part, wrong)
+            setattr(part, wrong, moved)  # now the last of its siblings, which is tried first
+    assert readers(decoder, find_folds(decoder, TOKENS[:4])) == EXPECTED["llama"]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_smoothed_decoder_computes_the_same_in_floats(name: str) -> None:
     model = MODELS[name]()
