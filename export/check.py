@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from acespec.models.exportable import MASKED, plain_logits
 from acespec.models.manifest import GraphVariant
 from acespec.models.probe import Probe
 from acespec.models.tolerances import Tolerance
+from acespec.speculation import DraftLogits
 
 
 class ExportShapeError(AcespecError):
@@ -38,15 +41,17 @@ class GraphRunner:
         Raises `ExportError` when the graph does not load.
         """
         self._session = open_graph(graph, accuracy_level)
+        self.step_seconds: list[tuple[int, float]] = []
+        """Width and time of every step so far."""
         self._masks = variant.masks
         self._past = [spec for spec in variant.inputs if spec.name.startswith("past_")]
         self._dtype = {"float": np.float32, "float16": np.float16}[self._past[0].dtype]
 
-    def logits(self, probe: Probe, widths: tuple[int, ...]) -> NDArray[np.float32]:
-        """Logits ``[n, vocab_size]`` of the probe fed in steps of ``widths`` tokens, which sum to n."""
+    def run(self, probe: Probe, widths: tuple[int, ...]) -> DraftLogits:
+        """Logits of the probe's n tokens, fed in steps of ``widths`` tokens, which sum to n."""
         assert sum(widths) == probe.count, (widths, probe.count)
         past = [np.zeros((1, *map(int, spec.shape[1:])), self._dtype) for spec in self._past]
-        rows: list[NDArray[np.float32]] = []
+        steps: list[list[NDArray[Any]]] = []
         first = 0
         for width in widths:
             end = first + width
@@ -60,11 +65,20 @@ class GraphRunner:
                 additive = np.where(seen[first:end, : 1 + end], 0, MASKED)
                 step[mask.name] = additive[None, None].astype(self._dtype)
             step.update(zip((spec.name for spec in self._past), past, strict=True))
-            logits, *new = self._session.run(None, step)
+            began = time.perf_counter()
+            outputs = self._session.run(None, step)
+            self.step_seconds.append((width, time.perf_counter() - began))
+            new = outputs[-len(past) :]
             past = [np.concatenate(pair) for pair in zip(past, new, strict=True)]
-            rows.append(logits[0])
+            steps.append(outputs[: -len(past)])
             first = end
-        return np.concatenate(rows)
+        return joined(steps)
+
+
+def joined(steps: Sequence[Sequence[NDArray[Any]]]) -> DraftLogits:
+    """The rows of several steps: each ``logits``, or ``top_logits``, ``top_ids`` and ``log_sum_exp``."""
+    columns = [np.concatenate(parts, axis=1)[0] for parts in zip(*steps, strict=True)]
+    return DraftLogits(*columns)
 
 
 def open_graph(graph: Path, accuracy_level: int = 1) -> onnxruntime.InferenceSession:
@@ -91,16 +105,24 @@ def torch_logits(model: PreTrainedModel, probe: Probe, vocab_size: int) -> NDArr
 
 
 def compare_logits(
-    actual: NDArray[np.float32], expected: NDArray[np.float32], graph: Path, tolerance: Tolerance
+    actual: DraftLogits, expected: NDArray[np.float32], graph: Path, tolerance: Tolerance
 ) -> float:
-    """Largest absolute difference. Raises `ExportShapeError` or `ExportToleranceError`."""
-    if actual.shape != expected.shape:
+    """Largest absolute difference from ``expected`` ``[n, vocab_size]`` of what a graph returned of n tokens.
+
+    Of a graph that returns each row's K largest logits: from the logits of its tokens, from the K largest
+    whatever their tokens, and of the log-sum-exp. Raises `ExportShapeError` or `ExportToleranceError`.
+    """
+    wanted = expected.shape if actual.ids is None else actual.ids.shape
+    if actual.values.shape != wanted or len(actual.values) != len(expected):
         raise ExportShapeError(
-            f"{graph.name} returns logits of shape {actual.shape}, PyTorch {expected.shape}; "
+            f"{graph.name} returns logits of shape {actual.values.shape}, PyTorch {expected.shape}; "
             "please report the model's architecture"
         )
     allowed = tolerance.allowed(expected)
-    difference = float(np.max(np.abs(actual - expected)))
+    if actual.ids is None:
+        difference = float(np.max(np.abs(actual.values - expected)))
+    else:
+        difference = _top_difference(actual, actual.ids, expected)
     # A NaN must not pass: it compares false with everything.
     if not difference <= allowed:
         raise ExportToleranceError(
@@ -108,3 +130,22 @@ def compare_logits(
             "please report the model's architecture"
         )
     return difference
+
+
+def _top_difference(actual: DraftLogits, ids: NDArray[np.int64], expected: NDArray[np.float32]) -> float:
+    assert actual.log_sum_exp is not None
+    ascending = np.sort(expected, axis=1)
+    highest = ascending[:, -1:]
+    log_sum_exp = np.log(np.exp(expected - highest).sum(axis=1)) + highest[:, 0]
+    differences = (
+        actual.values - np.take_along_axis(expected, ids, axis=1),
+        actual.values - ascending[:, : -ids.shape[1] - 1 : -1],
+        actual.log_sum_exp - log_sum_exp,
+    )
+    return max(float(np.max(np.abs(difference))) for difference in differences)
+
+
+def likeliest_tokens(logits: DraftLogits) -> NDArray[np.int64]:
+    """The token ``[n]`` with the largest logit of each row."""
+    places: NDArray[np.int64] = logits.values.argmax(axis=1)
+    return places if logits.ids is None else np.take_along_axis(logits.ids, places[:, None], axis=1)[:, 0]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from acespec.export.check import open_graph
+from acespec.export.check import joined, open_graph
 from acespec.models.exportable import MASKED
 from acespec.models.manifest import GraphVariant
 from acespec.models.probe import Probe
+from acespec.speculation import DraftLogits
 
 
 class InPlaceRunner:
@@ -27,10 +29,12 @@ class InPlaceRunner:
         Raises `ExportError` when the graph does not load.
         """
         self._session = open_graph(graph, accuracy_level)
+        self.step_seconds: list[tuple[int, float]] = []
+        """Width and time of every step so far."""
         self._variant = variant
 
-    def logits(self, probe: Probe, widths: tuple[int, ...]) -> NDArray[np.float32]:
-        """Logits ``[n, vocab_size]`` of the probe fed in steps of ``widths`` tokens, which sum to n."""
+    def run(self, probe: Probe, widths: tuple[int, ...]) -> DraftLogits:
+        """Logits of the probe's n tokens, fed in steps of ``widths`` tokens, which sum to n."""
         assert sum(widths) == probe.count, (widths, probe.count)
         buffers = {
             spec.name: np.full(
@@ -39,16 +43,16 @@ class InPlaceRunner:
             for spec in self._variant.inputs
             if spec.name.startswith(("past_key", "past_value"))
         }
-        rows: list[NDArray[np.float32]] = []
+        steps: list[list[NDArray[Any]]] = []
         first = 0
         for width in widths:
-            rows.append(self._step(probe, first, first + width, buffers))
+            steps.append(self._step(probe, first, first + width, buffers))
             first += width
-        return np.concatenate(rows)
+        return joined(steps)
 
     def _step(
         self, probe: Probe, first: int, end: int, buffers: dict[str, NDArray[np.float32]]
-    ) -> NDArray[np.float32]:
+    ) -> list[NDArray[Any]]:
         step: dict[str, NDArray[Any]] = {
             "input_ids": probe.tokens[None, first:end].copy(),
             "position_ids": probe.positions[None, first:end].copy(),
@@ -58,13 +62,21 @@ class InPlaceRunner:
         for mask in self._variant.masks:
             additive = np.where(probe.seen(mask.window)[first:end, :end], 0, MASKED)
             step[mask.name] = additive[None, None].astype(np.float32)
-        (vocab_size,) = (int(spec.shape[-1]) for spec in self._variant.outputs if spec.name == "logits")
-        logits: NDArray[np.float32] = np.empty((end - first, vocab_size), np.float32)
+        returned = {
+            spec.name: np.empty(
+                [end - first if size == "M" else int(size) for size in spec.shape],
+                np.int64 if spec.dtype == "int64" else np.float32,
+            )
+            for spec in self._variant.outputs
+            if not spec.name.startswith("present_")
+        }
         binding = self._session.io_binding()
         for name, array in (step | buffers).items():
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         presents = {name.replace("past_", "present_"): rows for name, rows in buffers.items()}
-        for name, array in ({"logits": logits[None]} | presents).items():
-            binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+        for name, array in (returned | presents).items():
+            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        began = time.perf_counter()
         self._session.run_with_iobinding(binding)
-        return logits
+        self.step_seconds.append((end - first, time.perf_counter() - began))
+        return list(returned.values())

@@ -60,6 +60,10 @@ class ExportOptions:
             raise AcespecError(f"there is no graph {self.graph!r}; choose one of {', '.join(GRAPHS)}")
         if self.layout not in LAYOUTS:
             raise AcespecError(f"there is no layout {self.layout!r}; choose one of {', '.join(LAYOUTS)}")
+        if self.layout == "split" and self.graph == "ort":
+            raise AcespecError(
+                "the ort graph has one form for all widths; for fixed shapes choose --graph portable"
+            )
         if self.context < 1:
             raise AcespecError(f"the context must be at least 1, not {self.context}")
         if not 1 <= self.prefill_chunk <= WIDEST_BUCKET:
@@ -81,6 +85,11 @@ class ExportOptions:
         if quantization.activation_bits is not None and self.graph != "ort":
             raise AcespecError(
                 f"the {self.graph} graph keeps activations in floats; quantise them with --graph ort alone"
+            )
+        if quantization.activation_bits is not None and (quantization.block or not quantization.symmetric):
+            raise AcespecError(
+                "products of integers need symmetric weights with one scale an output; "
+                "choose --block column --symmetric, or --activations float"
             )
 
 

@@ -1,12 +1,14 @@
-"""Folders that appear whole or not at all."""
+"""Folders that appear whole or not at all, however the work on them ends."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 from acespec.errors import AcespecError
 from acespec.models.manifest import MANIFEST_FILE
@@ -40,6 +42,20 @@ def replaced_bundle(final: Path) -> Iterator[Path]:
         if old.exists() and not final.exists():
             old.rename(final)
         shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def ended_by_signal() -> Iterator[None]:
+    """Let SIGTERM unwind the block as Ctrl-C does: what it began is cleared away. For the main thread."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)  # what a shell reports of a process that a signal ended
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _is_empty_folder(path: Path) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir
 from transformers import PreTrainedModel
 
-from acespec.export.check import GraphRunner, compare_logits, torch_logits
+from acespec.export.check import GraphRunner, compare_logits, likeliest_tokens, torch_logits
 from acespec.export.check_in_place import InPlaceRunner
 from acespec.export.fixed_shapes import save_fixed
 from acespec.export.graph import ATTENTION_DOMAIN, save_graph, tensor_spec, trace_graph, use_matrix_products
@@ -64,12 +64,12 @@ def write_graph(
     progress("checking the graph against PyTorch")
     prefix = probe.count // 2
     runner = InPlaceRunner if options.graph == "ort" else GraphRunner
-    actual = runner(file, variant).logits(probe, (prefix, probe.count - prefix - 1, 1))
+    actual = runner(file, variant).run(probe, (prefix, probe.count - prefix - 1, 1))
     difference = compare_logits(actual, expected, file, TOLERANCES[options.precision])
     progress(f"its logits differ from PyTorch's by at most {difference:.1e}")
     if matrices:
-        quick = runner(file, variant, accuracy_level=4).logits(sample, (sample.count,)).argmax(axis=1)
-        share = float(np.mean(quick == likeliest))
+        quick = runner(file, variant, accuracy_level=4).run(sample, (sample.count,))
+        share = float(np.mean(likeliest_tokens(quick) == likeliest))
         progress(f"its likeliest token is the full model's at {share:.0%} of {sample.count} positions")
     return decoder.shape, variant
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -228,15 +229,28 @@ def _refused_by_name(architecture: str) -> Iterator[None]:
         ) from error
 
 
-def load_decoder(folder: Path) -> PreTrainedModel:
-    """Load a causal language model from a Hugging Face folder at float32. Nothing is downloaded.
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keep transformers' bars off the screen, where others show how far they are."""
+    shown = transformers.logging.is_progress_bar_enabled()
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def load_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Load a causal language model from a Hugging Face folder as ``dtype``. Nothing is downloaded.
 
     Raises ``ModelFolderError`` if it cannot be loaded whole.
     """
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
-        )
+        with _no_progress_bars():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, output_loading_info=True
+            )
     except Exception as error:  # each format and architecture has its own
         cause = " ".join(str(error).split())[:300]
         raise ModelFolderError(f"{folder} cannot be loaded as a causal language model: {cause}") from error

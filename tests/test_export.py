@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,7 @@ from acespec.models.exportable import ModelFolderError
 from acespec.models.manifest import Bundle, load_bundle
 from acespec.models.probe import branching_probe, causal_probe
 from acespec.models.tolerances import TOLERANCES
+from acespec.speculation import DraftLogits
 from model_folder import tiny_tokenizer
 from test_manifest import write_bundle
 from tiny_bundle import tiny_bundle
@@ -158,22 +159,45 @@ def test_a_graph_that_computes_something_else_is_not_written(
 
 
 def test_shape_and_tolerance_are_different_errors() -> None:
+    tolerance = TOLERANCES["fp32"]
     expected = np.zeros((3, 5), np.float32)
-    assert compare_logits(expected + np.float32(5e-4), expected, GRAPH, TOLERANCES["fp32"]) == pytest.approx(
-        5e-4
-    )
+
+    def compare(values: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+        return compare_logits(DraftLogits(values), expected, GRAPH, tolerance)
+
+    assert compare(expected + np.float32(5e-4), expected) == pytest.approx(5e-4)
     with pytest.raises(ExportToleranceError):
-        compare_logits(expected + np.float32(2e-3), expected, GRAPH, TOLERANCES["fp32"])
+        compare(expected + np.float32(2e-3), expected)
     large = expected + np.float32(40)
-    assert compare_logits(large + np.float32(3e-3), large, GRAPH, TOLERANCES["fp32"]) == pytest.approx(
-        3e-3, rel=1e-2
-    )
+    assert compare(large + np.float32(3e-3), large) == pytest.approx(3e-3, rel=1e-2)
     with pytest.raises(ExportToleranceError):
-        compare_logits(large + np.float32(5e-3), large, GRAPH, TOLERANCES["fp32"])
+        compare(large + np.float32(5e-3), large)
     with pytest.raises(ExportToleranceError):
-        compare_logits(np.full_like(expected, np.nan), expected, GRAPH, TOLERANCES["fp32"])
+        compare(np.full_like(expected, np.nan), expected)
     with pytest.raises(ExportShapeError, match=r"shape \(3, 4\), PyTorch \(3, 5\)"):
-        compare_logits(expected[:, :4], expected, GRAPH, TOLERANCES["fp32"])
+        compare(expected[:, :4], expected)
+
+
+TOP = DraftLogits(
+    np.array([[3, 2]], np.float32), np.array([[1, 2]]), np.log(np.exp(np.arange(4)).sum(keepdims=True))
+)
+"""The two largest logits of 0, 3, 2 and 1."""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(TOP, ids=np.array([[2, 1]])),
+        replace(TOP, ids=np.array([[1, 3]]), values=np.array([[3, 1]], np.float32)),
+        replace(TOP, values=TOP.values + np.float32(0.1)),
+        replace(TOP, log_sum_exp=np.full(1, 3.3, np.float32)),
+    ],
+)
+def test_the_largest_logits_are_checked_with_their_tokens_and_the_sum(wrong: DraftLogits) -> None:
+    expected = np.array([[0, 3, 2, 1]], np.float32)
+    assert compare_logits(TOP, expected, GRAPH, TOLERANCES["fp32"]) < 1e-6
+    with pytest.raises(ExportToleranceError):
+        compare_logits(wrong, expected, GRAPH, TOLERANCES["fp32"])
 
 
 def test_a_graph_onnx_runtime_refuses_is_an_error_of_its_own(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_chain_and_tree_steps_of_the_graph_equal_the_plain_model(name: str, tmp_
     file, variant = portable_graph(ExportableDecoder(SUPPORTED[name](), VOCAB, CONTEXT), tmp_path)
     operators = {node.op_type for node in onnx.load(file, load_external_data=False).graph.node}
     assert not operators & {"If", "Loop", "ReduceMax", "Where"}, "it decides something by what it is fed"
-    logits = GraphRunner(file, variant).logits(PROBE, WIDTHS)
+    logits = GraphRunner(file, variant).run(PROBE, WIDTHS).values
     np.testing.assert_allclose(logits, plain_logits(SUPPORTED[name](), PROBE), atol=2e-4, rtol=2e-4)
 
 
