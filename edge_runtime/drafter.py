@@ -48,9 +48,8 @@ class DraftedToken:
 
     @cached_property
     def confidence(self) -> float:
-        """The draft's probability of it before top-k, top-p and min-p (of the logits at temperature 0)."""
-        index = np.searchsorted(self.row.ids, self.token)
-        return float(np.exp(self.row.scores[index]) / np.exp(self.row.scores).sum())
+        """The draft's probability of it (`CandidateRow.prob_of`)."""
+        return self.row.prob_of(self.token)
 
     @property
     def weight(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,15 @@ class CandidateRow:
     At temperature 0, the logits' differences. [n]."""
     distribution: Distribution
     """What a token is drawn from."""
+    log_total: float | None = None
+    """Logarithm of the sum of the exponentials of the whole vocabulary's scores, where it is known."""
+
+    def prob_of(self, token: int) -> float:
+        """The draft's probability of a candidate before top-k, top-p and min-p (at temperature 0: of the
+        logits). Its share of the candidates alone where the whole vocabulary's total is not known."""
+        weights = np.exp(self.scores)
+        total = float(weights.sum()) if self.log_total is None else math.exp(self.log_total)
+        return float(weights[np.searchsorted(self.ids, token)]) / total
 
 
 def candidate_row(
@@ -38,7 +48,11 @@ def candidate_row(
 ) -> CandidateRow:
     """Look once through the draft's ``logits``. Raises ``InvalidLogitsError``."""
     ids, scores = scaled_scores(logits, params, counts, max_candidates)
-    return CandidateRow(ids, scores, warp(ids, scores, params))
+    log_total = None
+    # The engine's sum is that of the logits: at other temperatures, or penalized, the scores have another.
+    if logits.log_sum_exp is not None and params.temperature in (0.0, 1.0) and not params.has_penalties:
+        log_total = logits.log_sum_exp - float(logits.values.max())
+    return CandidateRow(ids, scores, warp(ids, scores, params), log_total)
 
 
 def rank_candidates(

@@ -44,7 +44,9 @@ class TableDraftEngine:
         max_context: int = 512,
         tree_rows: int = 512,
         prefill_width: int | None = None,
+        top_k: int | None = None,
     ) -> None:
+        """``top_k``: return only so many of a row's logits, the largest first, and its log-sum-exp."""
         self.buckets = tuple(buckets)
         self.prefill_width = prefill_width or self.buckets[-1]
         self.max_context = max_context
@@ -55,6 +57,7 @@ class TableDraftEngine:
         self.widths: list[int] = []
         """Width of every step so far."""
         self._table = table
+        self._top_k = top_k
 
     @property
     def num_rows(self) -> int:
@@ -74,7 +77,12 @@ class TableDraftEngine:
         self.rows += zip(positions.tolist(), tokens.tolist(), strict=True)
         self.widths.append(len(tokens))
         wanted = mask[-1:] if last_only else mask
-        return DraftLogits(np.stack([self._table(self._path(row)) for row in wanted]))
+        logits = np.stack([self._table(self._path(row)) for row in wanted])
+        if self._top_k is None:
+            return DraftLogits(logits)
+        ids = np.argsort(-logits, axis=1, kind="stable")[:, : self._top_k]
+        log_sum_exp = np.log(np.exp(logits.astype(np.float64)).sum(axis=1)).astype(np.float32)
+        return DraftLogits(np.take_along_axis(logits, ids, axis=1), ids, log_sum_exp)
 
     def _path(self, attends: NDArray[np.bool_]) -> tuple[int, ...]:
         seen = sorted(self.rows[row] for row in np.flatnonzero(attends))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from acespec.speculation import (
     CandidateRow,
+    DraftLogits,
     LogitsRow,
     Purpose,
     SamplingParams,
@@ -89,6 +91,31 @@ def test_what_the_sampling_keeps_ranks_before_the_rest() -> None:
     for seed in range(50):
         ranked = rank_candidates(candidate_row(LogitsRow(logits), params), params, seed, 3, True, 4).tolist()
         assert (set(ranked[:2]), set(ranked[2:])) == ({0, 1}, {2, 3})
+
+
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([1, 7, VOCAB]),
+    st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+    st.sampled_from([1.0, 1.4]),
+)
+def test_what_the_draft_gave_a_token_is_exact_where_the_engine_summed_the_row(
+    seed: int, top_k: int, temperature: float, penalty: float
+) -> None:
+    logits = (np.random.default_rng(seed).normal(size=VOCAB) * 3).astype(np.float32)
+    best = np.argsort(-logits)[:top_k]
+    total = np.log(np.exp(logits.astype(np.float64)).sum())
+    row = DraftLogits(logits[best][None], best[None], np.array([total], np.float32))[0]
+    params = SamplingParams(temperature=temperature, repetition_penalty=penalty)
+    found = candidate_row(row, params, TokenCounts([int(best[0])]) if penalty != 1.0 else None)
+    place = len(found.ids) // 2
+    token = int(found.ids[place])
+    if temperature in (0.0, 1.0) and penalty == 1.0:
+        probs = np.exp(logits - total)
+        assert found.prob_of(token) == pytest.approx(probs[token], rel=1e-4)
+    else:
+        share = np.exp(found.scores) / np.exp(found.scores).sum()
+        assert found.prob_of(token) == pytest.approx(share[place])
 
 
 def test_impossible_tokens_rank_last_without_a_warning() -> None:

@@ -36,10 +36,12 @@ PARAMS = st.builds(
 )
 
 
-def draft_engine(closeness: float = 0.7, max_context: int = 512) -> TableDraftEngine:
+def draft_engine(
+    closeness: float = 0.7, max_context: int = 512, top_k: int | None = None
+) -> TableDraftEngine:
     """A draft that is ``closeness`` target and for the rest something else."""
     table = mixed(hashed_table(VOCAB, salt=2), TARGET, closeness)
-    return TableDraftEngine(table, VOCAB, max_context=max_context)
+    return TableDraftEngine(table, VOCAB, max_context=max_context, top_k=top_k)
 
 
 def request_for(prompt: Sequence[int], max_new_tokens: int, **fields: object) -> GenerationRequest:
@@ -76,6 +78,7 @@ def run(
     closeness=st.sampled_from([0.0, 0.5, 0.8, 1.0]),
     delays=st.lists(st.integers(0, 12), min_size=1, max_size=4),
     draft_context=st.sampled_from([2, 9, 512]),
+    top_k=st.sampled_from([None, None, 1, 3, VOCAB]),
 )
 def test_coupled_text_equals_cloud_only_text(
     prompt: list[int],
@@ -89,12 +92,13 @@ def test_coupled_text_equals_cloud_only_text(
     closeness: float,
     delays: list[int],
     draft_context: int,
+    top_k: int | None,
 ) -> None:
     request = request_for(prompt, max_new_tokens, end_token_ids=end_token_ids, sampling=params, seed=seed)
     budget = None if branches is None else gamma + branches
     speculated = run(
         request,
-        draft_engine(closeness, draft_context),
+        draft_engine(closeness, draft_context, top_k),
         DraftSettings(gamma=gamma, budget=budget, allocation=allocation),
         delays,
     )
@@ -263,6 +267,31 @@ def test_residual_mode_over_the_wire_is_the_simulated_protocol(
     elif noise == 0.2:
         assert asked_again > 5
     assert (misses if step_ms == 50.0 else hits) > 20
+
+
+@pytest.mark.parametrize("form", Form)
+def test_residual_mode_over_the_largest_logits_is_that_over_a_draft_of_no_others(
+    form: Form, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_form(form, monkeypatch)
+    target_table, draft_table = residual_tables(noise=1.0)
+    others = np.argsort(-draft_table, axis=2)[:, :, 4:]
+    cut_table = draft_table.copy()
+    np.put_along_axis(cut_table, others, np.float32(-1e9), axis=2)
+    params, prompt, limit = SamplingParams(top_p=0.95), [1, 2], 12
+    seeds = np.arange(30, dtype=np.int64)
+    expected = simulate(target_table, cut_table, params, seeds, 3, form, prompt, limit, [0])
+    for seed in seeds.tolist():
+        request = request_for(
+            prompt, limit - len(prompt), sampling=params, seed=seed, mode=AcceptanceMode.RESIDUAL
+        )
+        target = TableTargetEngine(by_last_two(target_table), 8, max_context=64)
+        draft = TableDraftEngine(by_last_two(draft_table), 8, top_k=4)
+        result = run_virtual(
+            generate_in_process(target, draft, request, DraftSettings(gamma=3), link_delay([4]), 1.0)
+        )
+        padding = [-1] * (limit - len(prompt) - len(result.tokens))
+        assert [*result.tokens, *padding] == expected[seed, len(prompt) :].tolist(), f"seed {seed}"
 
 
 def test_settings_out_of_range_are_named() -> None:
