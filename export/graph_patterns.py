@@ -77,6 +77,14 @@ def attribute(node: Node, name: str) -> object:
     return None if found is None else found.value
 
 
+def take_over(new: Value, old: Value) -> None:
+    """Put ``new`` wherever ``old`` is used, described as it was; as an output of the graph under its name."""
+    new.type, new.shape = old.type, old.shape
+    if old.is_graph_output():
+        new.name, old.name = old.name, f"{old.name}.replaced"
+    onnx_ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+
 def remove_unused(graph: onnx_ir.Graph) -> None:
     """Remove nodes and initializers whose results nothing uses."""
     for node in reversed(list(graph)):

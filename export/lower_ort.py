@@ -8,15 +8,20 @@ from onnx_ir import Value
 from onnx_ir.tape import Tape
 
 from acespec.export.graph import ExportError, attention_nodes
-from acespec.export.graph_patterns import CONTRIB, remove_unused
+from acespec.export.graph_patterns import CONTRIB, remove_unused, take_over
+from acespec.export.integer_products import round_activations
 from acespec.export.layouts import cancel_layouts, to_heads, to_rows
 from acespec.export.lower_portable import initializer
+from acespec.export.merge_products import merge_products
 from acespec.export.ort_norms import fuse_norms
 from acespec.export.ort_rotary import fuse_rotations
 from acespec.models.exportable import DecoderShape
 
+NO_SINK = -1e30
+"""Far below every score, those of masked rows included."""
 
-def lower_ort(model: onnx_ir.Model, shape: DecoderShape) -> None:
+
+def lower_ort(model: onnx_ir.Model, shape: DecoderShape, rounds_activations: bool = False) -> None:
     """Write ``model`` with ONNX Runtime's operators, in place: attention always, the rest where recognised.
 
     Adds inputs ``past_length`` ``[1]`` int32 and ``past_key.i``, ``past_value.i`` ``[1, KVH, R, D]``, and
@@ -25,7 +30,8 @@ def lower_ort(model: onnx_ir.Model, shape: DecoderShape) -> None:
     rows in use cost. A token's row must come after the rows it may attend to. Masks have T = ``past_length``
     + N columns; the operator's own window counts rows, not positions, and is never used.
 
-    Raises `ExportError` unless the graph computes in float32.
+    With ``rounds_activations``, products with eight-bit weights become products of integers
+    (`integer_products`). Raises `ExportError` unless the graph computes in float32.
     """
     graph = model.graph
     nodes = attention_nodes(graph)
@@ -41,6 +47,9 @@ def lower_ort(model: onnx_ir.Model, shape: DecoderShape) -> None:
     fuse_rotations(graph)
     cancel_layouts(graph)
     fuse_norms(graph)
+    merge_products(graph)
+    if rounds_activations:
+        round_activations(graph)
     remove_unused(graph)
     model.opset_imports[CONTRIB] = 1
 
@@ -79,16 +88,14 @@ def _lower_attention(
     num_heads = query.shape[1]
     assert isinstance(num_heads, int)
     tape = Tape()
-    rows = [to_rows(graph, tape, heads) for heads in (query, key, value)]
+    scaled = tape.op("Mul", [query, _scale(graph, node.attributes["scale"].as_float())])
+    scaled.type, scaled.shape = query.type, query.shape
+    rows = [to_rows(graph, tape, heads) for heads in (scaled, key, value)]
     past = [_past_input(graph, kind, layer, shape) for kind in ("key", "value")]
     output, *present = tape.op_multi_out(
         "GroupQueryAttention",
-        [*rows, *past, *lengths, None, None, None, mask],
-        {
-            "num_heads": num_heads,
-            "kv_num_heads": shape.num_kv_heads,
-            "scale": node.attributes["scale"].as_float(),
-        },
+        [*rows, *past, *lengths, None, None, None, mask, _no_sink(graph, num_heads)],
+        {"num_heads": num_heads, "kv_num_heads": shape.num_kv_heads, "scale": 1.0},
         num_outputs=3,
         domain=CONTRIB,
     )
@@ -100,8 +107,28 @@ def _lower_attention(
     output.shape = onnx_ir.Shape([1, query.shape[2], num_heads * shape.head_dim])
     heads = to_heads(graph, tape, output, num_heads)
     graph.insert_before(node, tape.nodes)
-    onnx_ir.convenience.replace_all_uses_with(node.outputs[0], heads)
+    take_over(heads, node.outputs[0])
     graph.remove(node, safe=True)
+
+
+def _scale(graph: onnx_ir.Graph, scale: float) -> Value:
+    """What queries are multiplied by. Not the operator's own scale: only with 1 it has a one-token kernel.
+
+    The product usually ends up in the tables of the rotation, so that it costs nothing.
+    """
+    name = f"acespec.scale.{scale!r}"
+    return graph.initializers.get(name) or initializer(graph, name, np.float32(scale))
+
+
+def _no_sink(graph: onnx_ir.Graph, num_heads: int) -> Value:
+    """A sink for each head that takes no attention: beside any score, masked or not, its exponential is zero.
+
+    With one, ONNX Runtime 1.32 computes scores as a whole rather than in tiles as flash attention does, which
+    its CPU kernel does slower for the widths of a draft's steps (measured: 1.1 to 1.8 times as long).
+    """
+    name = f"acespec.no_sink.{num_heads}"
+    sink = np.full(num_heads, NO_SINK, np.float32)
+    return graph.initializers.get(name) or initializer(graph, name, sink)
 
 
 def _past_input(graph: onnx_ir.Graph, kind: str, layer: int, shape: DecoderShape) -> Value:

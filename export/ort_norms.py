@@ -13,6 +13,7 @@ from acespec.export.graph_patterns import (
     nodes_of,
     pairs,
     small_constant,
+    take_over,
 )
 
 
@@ -42,13 +43,8 @@ def fuse_norms(graph: onnx_ir.Graph) -> None:
                 domain=CONTRIB,
             )
             graph.insert_before(total, fused)
-            _take_over(source, fused.outputs[3])
-        _take_over(node.outputs[0], fused.outputs[0])
-
-
-def _take_over(old: Value, new: Value) -> None:
-    new.type, new.shape = old.type, old.shape
-    onnx_ir.convenience.replace_all_uses_with(old, new)
+            take_over(fused.outputs[3], source)
+        take_over(fused.outputs[0], node.outputs[0])
 
 
 def _match_norm(node: Node) -> tuple[Value, Value, float] | None:

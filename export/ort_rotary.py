@@ -11,9 +11,11 @@ from acespec.export.graph_patterns import (
     attribute,
     made_by,
     nodes_of,
+    only_use,
     pairs,
     size_of,
     small_constant,
+    take_over,
 )
 from acespec.export.layouts import ints, to_heads, to_rows
 
@@ -24,30 +26,26 @@ def fuse_rotations(graph: onnx_ir.Graph) -> None:
     ``cos`` and ``sin`` ``[1, 1, N, D]`` stay as the model computes them from its positions, once a step: the
     operator is given their halves as its table, and looks token n up in row n. What has another form stays.
     """
-    tables: dict[Value, Value] = {}
+    tables = _HalfTables(graph)
     for node in nodes_of(graph, "Add"):
         found = _match_rotation(node)
         if found is None:
             continue
         heads, cos, sin = found
+        last, scale = _following_scale(node)
         num_heads = size_of(heads, 1)
         tape = Tape()
-        half_tables = []
-        for table in (cos, sin):
-            if table not in tables:
-                tables[table] = _half_table(graph, table)
-            half_tables.append(tables[table])
         rows = to_rows(graph, tape, heads)
         rotated = tape.op(
             "RotaryEmbedding",
-            [rows, ints(graph, 0), *half_tables],
+            [rows, ints(graph, 0), tables.of(cos, scale), tables.of(sin, scale)],
             {"num_heads": num_heads},
             domain=CONTRIB,
         )
         rotated.type, rotated.shape = rows.type, rows.shape
         result = to_heads(graph, tape, rotated, num_heads)
         graph.insert_before(node, tape.nodes)
-        onnx_ir.convenience.replace_all_uses_with(node.outputs[0], result)
+        take_over(result, last.outputs[0])
 
 
 def _match_rotation(node: Node) -> tuple[Value, Value, Value] | None:
@@ -123,13 +121,33 @@ def _repeats(value: Value | None) -> bool:
     return False
 
 
-def _half_table(graph: onnx_ir.Graph, table: Value) -> Value:
-    """The first half along D of ``table`` ``[1, 1, N, D]``, as ``[N, D/2]``."""
-    half = size_of(table, 3) // 2
-    tape = Tape()
-    cut = tape.op("Slice", [table, ints(graph, 0), ints(graph, half), ints(graph, 3)])
-    rows = tape.op("Reshape", [cut, ints(graph, -1, half)])
-    producer = table.producer()
-    assert producer is not None
-    graph.insert_after(producer, tape.nodes)
-    return rows
+def _following_scale(node: Node) -> tuple[Node, Value | None]:
+    """The multiplication by a constant that alone uses what ``node`` gives, and the constant; or ``node``."""
+    product = only_use(node.outputs[0])
+    if product is not None and product.op_type == "Mul":
+        for rotated, scale in pairs(product):
+            number = small_constant(scale)
+            if rotated is node.outputs[0] and number is not None and number.size == 1:
+                return product, scale
+    return node, None
+
+
+class _HalfTables:
+    """First halves along D of tables ``[1, 1, N, D]``, scaled, as ``[N, D/2]``; each made once."""
+
+    def __init__(self, graph: onnx_ir.Graph) -> None:
+        self._graph = graph
+        self._made: dict[tuple[Value, Value | None], Value] = {}
+
+    def of(self, table: Value, scale: Value | None) -> Value:
+        if (table, scale) not in self._made:
+            half = size_of(table, 3) // 2
+            first, last, axis = (ints(self._graph, number) for number in (0, half, 3))
+            tape = Tape()
+            cut = tape.op("Slice", [table, first, last, axis])
+            scaled = cut if scale is None else tape.op("Mul", [cut, scale])
+            self._made[table, scale] = tape.op("Reshape", [scaled, ints(self._graph, -1, half)])
+            producer = table.producer()
+            assert producer is not None
+            self._graph.insert_after(producer, tape.nodes)
+        return self._made[table, scale]
