@@ -13,6 +13,7 @@ from acespec.export.check import GraphRunner, compare_logits, likeliest_tokens, 
 from acespec.export.check_in_place import InPlaceRunner
 from acespec.export.fixed_shapes import save_fixed
 from acespec.export.graph import ATTENTION_DOMAIN, save_graph, tensor_spec, trace_graph, use_matrix_products
+from acespec.export.integer_products import rounded_activations
 from acespec.export.lower_ort import lower_ort
 from acespec.export.lower_portable import lower_portable
 from acespec.export.options import ExportOptions
@@ -20,7 +21,7 @@ from acespec.export.quantize import quantize_decoder, quantize_graph
 from acespec.models.exportable import DecoderShape, ExportableDecoder
 from acespec.models.manifest import GraphVariant, PrefillGraph
 from acespec.models.probe import branching_probe, causal_probe
-from acespec.models.tolerances import TOLERANCES
+from acespec.models.tolerances import ROUNDED_ACTIVATIONS, TOLERANCES
 
 Progress = Callable[[str], object]
 """Told, in a few words, what the export does next or found out."""
@@ -45,16 +46,21 @@ def write_graph(
 
     use_matrix_products(decoder)
     matrices = {}
+    rounds_activations = False
     if options.quantization is not None:
         progress(f"quantising the weights to {options.precision}")
         matrices = quantize_decoder(decoder, options.quantization)
-        expected = torch_logits(model, probe, vocab_size)
+        rounds_activations = options.quantization.activation_bits is not None
+        with rounded_activations(decoder, matrices if rounds_activations else {}):
+            expected = torch_logits(model, probe, vocab_size)
 
     progress("tracing the graph")
     traced = trace_graph(decoder)
     quantize_graph(traced, matrices)
-    lower = lower_ort if options.graph == "ort" else lower_portable
-    lower(traced, decoder.shape)
+    if options.graph == "ort":
+        lower_ort(traced, decoder.shape, rounds_activations)
+    else:
+        lower_portable(traced, decoder.shape)
     del traced.opset_imports[ATTENTION_DOMAIN]
     file = folder / f"{options.graph}.onnx"
     save_graph(traced, file)
@@ -65,7 +71,8 @@ def write_graph(
     prefix = probe.count // 2
     runner = InPlaceRunner if options.graph == "ort" else GraphRunner
     actual = runner(file, variant).run(probe, (prefix, probe.count - prefix - 1, 1))
-    difference = compare_logits(actual, expected, file, TOLERANCES[options.precision])
+    tolerance = ROUNDED_ACTIVATIONS if rounds_activations else TOLERANCES[options.precision]
+    difference = compare_logits(actual, expected, file, tolerance)
     progress(f"its logits differ from PyTorch's by at most {difference:.1e}")
     if matrices:
         quick = runner(file, variant, accuracy_level=4).run(sample, (sample.count,))
