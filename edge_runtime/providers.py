@@ -64,11 +64,6 @@ def try_provider(name: str) -> ProviderTrial:
     return ProviderTrial(name, True, "")
 
 
-def usable_providers() -> list[str]:
-    """Names of the listed providers that ran their trial, ONNX Runtime's preferred first."""
-    return [name for name in ort.get_available_providers() if try_provider(name).runs]
-
-
 def choose_provider(wanted: str) -> str:
     """The key of `PROVIDERS` to run on, after a trial.
 

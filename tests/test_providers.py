@@ -1,4 +1,4 @@
-"""The trial of ONNX Runtime's providers: only what really computes is usable."""
+"""The trial of ONNX Runtime's providers, and the choice among them: only what really computes is used."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ import onnxruntime
 import pytest
 
 from acespec.edge_runtime import providers
-from acespec.edge_runtime.providers import CPU, ProviderTrial, matrix_product_model, try_provider
+from acespec.edge_runtime.providers import (
+    CPU,
+    ProviderError,
+    ProviderTrial,
+    choose_provider,
+    matrix_product_model,
+    try_provider,
+)
 
 CUDA = "CUDAExecutionProvider"
+LISTED = ["TensorrtExecutionProvider", CUDA, CPU]
 
 
 def test_the_hand_written_model_is_a_matrix_product() -> None:
@@ -101,7 +109,57 @@ def test_a_provider_that_computes_wrongly_is_found_out(monkeypatch: pytest.Monke
     assert trial.reason == "it computes [[0.0, 0.0], [0.0, 0.0]], not [[7.0, 10.0], [15.0, 22.0]]"
 
 
-def test_nothing_but_what_runs_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["AExecutionProvider", CUDA, CPU])
-    monkeypatch.setattr(providers, "try_provider", lambda name: ProviderTrial(name, name == CPU, ""))
-    assert providers.usable_providers() == [CPU]
+def offer(monkeypatch: pytest.MonkeyPatch, listed: list[str], running: set[str]) -> list[str]:
+    """Have ``listed`` providers, of which ``running`` pass their trial. Returns a list of those tried."""
+    tried: list[str] = []
+
+    def trial(name: str) -> ProviderTrial:
+        tried.append(name)
+        runs = name in running
+        return ProviderTrial(name, runs, "" if runs else "libcudnn is missing")
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: listed)
+    monkeypatch.setattr(providers, "try_provider", trial)
+    return tried
+
+
+def test_auto_is_cuda_where_it_runs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = offer(monkeypatch, LISTED, {CUDA})
+    assert choose_provider("auto") == "cuda"
+    assert tried == [CUDA], "TensorRT builds for minutes: only by name"
+    assert not caplog.records
+
+
+def test_a_listed_provider_that_fails_is_reported_and_the_cpu_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    offer(monkeypatch, LISTED, set())
+    assert choose_provider("auto") == "cpu"
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert CUDA in record.getMessage()
+    assert "libcudnn is missing" in record.getMessage()
+
+
+@pytest.mark.parametrize("wanted", ["auto", "cpu"])
+def test_the_cpu_needs_no_trial(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wanted: str
+) -> None:
+    assert not offer(monkeypatch, LISTED[2:], set())
+    assert choose_provider(wanted) == "cpu"
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("wanted", ["cuda", "tensorrt"])
+def test_a_provider_asked_for_by_name_runs_or_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    offer(monkeypatch, LISTED, set(LISTED))
+    assert choose_provider(wanted) == wanted
+    offer(monkeypatch, LISTED, set())
+    with pytest.raises(
+        ProviderError, match=rf"cannot run on {wanted} \(libcudnn is missing\).*--provider cpu"
+    ):
+        choose_provider(wanted)
