@@ -41,7 +41,7 @@ def quantize_decoder(
     So PyTorch computes what the graph will. Returns the matrices ``[in, out]`` by the name their weights have
     in the graph; the embedding is the matrix from a hidden state to its tokens, with one scale a token. A
     matrix that does not divide into blocks stays as it is. ``for_tensorrt`` an eight-bit head beside four-bit
-    layers has no blocks: TensorRT 10.3 takes blocks of four bits alone.
+    layers has no blocks: early versions of TensorRT 10 take blocks of four bits alone.
     """
     matrices = {}
     head = decoder.model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -52,19 +52,19 @@ def quantize_decoder(
         block = quantization.block
         if module is head:
             bits = quantization.head_bits
-            block = None if for_tensorrt and bits != quantization.bits else block
+            block = None if for_tensorrt and (quantization.bits, bits) == (4, 8) else block
         if bits is None:
             continue
         rows = module.weight.shape[0]
         if block is not None and rows % block:
             logger.info("%s stays in floats: %d inputs make no blocks of %d", path, rows, block)
             continue
-        matrix = quantize_matrix(module.weight.numpy(), bits, block, quantization.symmetric)
+        matrix = quantize_matrix(module.weight.float().numpy(), bits, block, quantization.symmetric)
         module.weight.copy_(torch.from_numpy(matrix.dequantized()))
         matrices[f"{path}.weight"] = matrix
     if quantization.embedding_bits is not None:
         path, weight = _embedding(decoder)
-        matrix = quantize_matrix(weight.numpy().T, quantization.embedding_bits, None, symmetric=True)
+        matrix = quantize_matrix(weight.float().numpy().T, quantization.embedding_bits, None, symmetric=True)
         weight.copy_(torch.from_numpy(matrix.dequantized()).T)
         matrices[f"{path}.weight"] = matrix
     return matrices
