@@ -35,7 +35,7 @@ TOLERANCES: dict[str, Tolerance] = {
 
 ROUNDED_ACTIVATIONS = Tolerance(5e-1, 5e-2)
 """Where activations are rounded to 8 bits, the last bit of a sum decides which way, and it depends on the
-step's width: random tokens, whose logits reach 30, differ by up to 0.9 between two widths of SmolLM2's step."""
+step's width: random tokens, with logits up to 30, differ by up to 0.9 between widths of SmolLM2's step."""
 
 
 def run_tolerance(manifest: BundleManifest) -> Tolerance:
