@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from acespec.edge_runtime.ort_engine import OnnxRuntimeEngine
+from acespec.edge_runtime.ort_graph import choose_graph
 from acespec.edge_runtime.ort_session import EngineError
-from acespec.models.manifest import Bundle, BundleManifest, load_bundle, write_manifest
+from acespec.models.manifest import Bundle, BundleError, BundleManifest, load_bundle, write_manifest
+from acespec.speculation import DraftLogits
 from tiny_bundle import tiny_bundle, tiny_decoder
 
 TOLERANCE = 1e-4
@@ -28,6 +30,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "ort": ("llama", {"graph": "ort"}),
     "window, fixed shapes": ("mistral", {"layout": "split"}),
     "mixed windows, ort": ("gemma 3", {"graph": "ort"}),
+    "mixed windows, largest logits": ("gemma 3", {"top_k": 7}),
 }
 """Engines by family and export options. Windows are of eight positions."""
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -94,13 +97,13 @@ def trees(draw: st.DrawFn, max_size: int = 20) -> Tree:
     return Tree(tuple(tokens), tuple(parents))
 
 
-def feed(engine: OnnxRuntimeEngine, tree: Tree, first: int, end: int) -> NDArray[np.float32]:
-    """Feed rows ``first .. end - 1`` of the tree in one step; returns a copy of their logits."""
+def feed(engine: OnnxRuntimeEngine, tree: Tree, first: int, end: int) -> DraftLogits:
+    """Feed rows ``first .. end - 1`` of the tree in one step; returns their logits."""
     mask = np.zeros((end - first, end), np.bool_)
     for row in range(first, end):
         mask[row - first, tree.ancestors(row)] = True
     positions = np.array([len(tree.ancestors(row)) - 1 for row in range(first, end)])
-    return engine.forward(np.array(tree.tokens[first:end]), positions, mask).values.copy()
+    return engine.forward(np.array(tree.tokens[first:end]), positions, mask)
 
 
 def steps(draw: st.DataObject, size: int) -> list[tuple[int, int]]:
@@ -111,8 +114,18 @@ def steps(draw: st.DataObject, size: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
-def check(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE)
+def check(actual: DraftLogits, expected: NDArray[np.float32]) -> None:
+    """``expected`` are whole rows. Largest logits must be the largest and belong to the tokens named."""
+    assert len(actual) == len(expected)
+    values = expected
+    if actual.ids is not None:
+        assert actual.log_sum_exp is not None
+        totals = np.log(np.exp(expected.astype(np.float64)).sum(axis=1))
+        np.testing.assert_allclose(actual.log_sum_exp, totals, rtol=0, atol=TOLERANCE)
+        values = np.take_along_axis(expected, actual.ids, axis=1)
+        largest = -np.sort(-expected, axis=1)[:, : actual.ids.shape[1]]
+        np.testing.assert_allclose(actual.values, largest, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(actual.values, values, rtol=0, atol=TOLERANCE)
 
 
 @each_kind
@@ -192,7 +205,7 @@ def test_a_prompt_fed_in_wide_steps_ends_in_the_same_logits(
         logits = engine.forward(np.array(tokens[first:end]), np.arange(first, end), mask, last_only=True)
         assert len(logits) == 1
     (expected,) = reference_logits(KINDS[kind][0], [tokens])
-    check(logits.values[0], expected[-1])
+    check(logits, expected[-1:])
 
 
 def test_a_step_narrower_than_its_bucket_takes_only_its_own_rows_into_use() -> None:
@@ -265,6 +278,34 @@ def test_numbers_that_are_not_the_graphs_are_refused_before_any_buffer_is_made(
 ) -> None:
     with pytest.raises(EngineError, match=r"contradicts itself: .*export the bundle again"):
         OnnxRuntimeEngine(copied_bundle(tmp_path, **changes))
+
+
+def test_rows_of_a_type_that_cannot_be_fed_are_refused_by_name(tmp_path: Path) -> None:
+    graph = tiny_bundle().manifest.graphs[0].model_dump()
+    for specs in (graph["inputs"], graph["outputs"]):
+        for spec in specs:
+            if "_key." in spec["name"] or "_value." in spec["name"]:
+                spec["dtype"] = "bfloat16"
+    with pytest.raises(EngineError, match=r"rows in bfloat16.*--precision fp32.*TensorRT"):
+        OnnxRuntimeEngine(copied_bundle(tmp_path, graphs=[graph]))
+
+
+def test_the_cpu_runs_the_ort_graph_where_there_are_both(tmp_path: Path) -> None:
+    """Another device cannot: there it is refused, and auto stays on the CPU."""
+    both = copied_bundle(tmp_path)
+    ort_bundle = tiny_bundle(graph="ort")
+    assert choose_graph(ort_bundle, "auto") == ("cpu", ort_bundle.graph("ort"))
+    graphs = (*both.manifest.graphs, *ort_bundle.manifest.graphs)
+    bundle = Bundle(tmp_path, both.manifest.model_copy(update={"graphs": graphs}))
+    assert choose_graph(bundle)[1].name == "ort"
+    assert choose_graph(bundle, "cpu", "portable")[1].name == "portable"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("acespec.edge_runtime.ort_graph.choose_provider", lambda _: "cuda")
+        assert choose_graph(bundle, "auto") == ("cuda", bundle.graph("portable"))
+        with pytest.raises(EngineError, match="the ort graph runs on the CPU alone"):
+            choose_graph(bundle, "cuda", "ort")
+        with pytest.raises(BundleError, match="no 'portable' graph"):
+            choose_graph(ort_bundle, "cuda")
 
 
 def test_a_context_beyond_the_memory_is_one_line() -> None:
