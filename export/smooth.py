@@ -11,31 +11,24 @@ from __future__ import annotations
 import logging
 
 import torch
+from tokenizers import Tokenizer
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from acespec.export.channel_folds import ChannelFold, find_folds, own_attention
+from acespec.export.evaluate import encode_prompts
 from acespec.export.quantized_matrix import quantize_matrix
+from acespec.models.chat import ChatTemplate
 from acespec.models.exportable import ExportableDecoder
 from acespec.models.manifest import Quantization
 
 logger = logging.getLogger(__name__)
 
-# A channel's factor is peak ** a / weight_peak ** b; without either, one.
-EXPONENTS = (
-    (0.0, 0.0),
-    (0.25, 0.0),
-    (0.5, 0.0),
-    (0.5, 0.25),
-    (0.75, 0.0),
-    (0.75, 0.25),
-    (0.75, 0.5),
-    (1.0, 0.25),
-    (1.0, 0.5),
-)
+# A channel's factor is size ** a / weight_peak ** b; without either, one.
+EXPONENTS = ((0.0, 0.0), (0.25, 0.0), (0.5, 0.0), (0.5, 0.25), (0.75, 0.0), (0.75, 0.25), (0.75, 0.5))
 PROVING_TOKENS = 4
-MOST_COLUMNS = 4096
-"""Outputs on which a choice is tried; every so many of a wider product."""
+MOST_ROWS, MOST_COLUMNS = 128, 1024
+"""Tokens and outputs of a product on which a choice is tried: every so many of more."""
 
 CALIBRATION_TEXT = """The lighthouse stood on a rock two miles from the shore. Every evening, when the sun
 went down, the keeper climbed one hundred and twelve steps, cleaned the glass and lit the lamp. In winter the
@@ -59,6 +52,15 @@ Three ways to save water at home:
 """What the choice is made on: prose, code, arithmetic and a list."""
 
 
+def calibration_tokens(tokenizer: Tokenizer, template: ChatTemplate | None, context: int) -> torch.Tensor:
+    """Tokens ``[n]`` of `CALIBRATION_TEXT`, the first ``context`` at most.
+
+    As a message of a chat where there is a template: a text's first token and a chat's own have outliers.
+    """
+    (tokens,) = encode_prompts([CALIBRATION_TEXT], tokenizer, template, context)
+    return torch.from_numpy(tokens)
+
+
 def round_rows(rows: torch.Tensor) -> torch.Tensor:
     """``rows`` ``[..., n]`` in eight bits, each with one scale: what integer activations stand for."""
     scales = rows.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny) / 127
@@ -69,9 +71,9 @@ def round_rows(rows: torch.Tensor) -> torch.Tensor:
 def smooth_decoder(decoder: ExportableDecoder, tokens: torch.Tensor, quantization: Quantization) -> None:
     """Scale the decoder's channels so that ``quantization`` costs least on ``tokens`` ``[n]``.
 
-    In floats the decoder computes the same as before. Call it before the weights are quantised; the tokens
-    are those of `CALIBRATION_TEXT`. Each group of products that reads the same channels takes the best of
-    `EXPONENTS`, all in one forward.
+    In floats the decoder, which must be of float32, computes the same as before. Call it before the weights
+    are quantised, with `calibration_tokens`. Each group of products that reads the same channels takes the
+    best of `EXPONENTS`, all in one forward.
     """
     folds = find_folds(decoder, tokens[:PROVING_TOKENS])
     head = decoder.model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -112,34 +114,36 @@ def _best_factors(
 
     Of equal ones the first: no factor at all wins where nothing helps. ``rows`` is ``[n, in]``.
     """
-    weight = torch.cat([_some_columns(consumer.weight) for consumer in fold.consumers], dim=1)
+    weight = torch.cat([_thinned(consumer.weight.T, MOST_COLUMNS).T for consumer in fold.consumers], dim=1)
+    # What is rounded with its row is scaled by the largest value, what only weighs an error by the usual one.
+    rounds_rows = quantization.activation_bits is not None
+    of_channels = rows.abs().amax(0) if rounds_rows else rows.square().mean(0).sqrt()
+    sizes, weight_peaks = _of_factors(of_channels, fold), _of_factors(weight.abs().amax(1), fold)
+    rows = _thinned(rows, MOST_ROWS)
     exact = rows @ weight
-    sizes = exact.square().sum(1).clamp_min(torch.finfo(exact.dtype).tiny)
-    peaks, weight_peaks = _peaks(rows.abs().amax(0), fold), _peaks(weight.abs().amax(1), fold)
+    lengths = exact.square().sum(1).clamp_min(torch.finfo(exact.dtype).tiny)
     best, least = torch.ones(fold.num_factors), float("inf")
-    for row_exponent, weight_exponent in EXPONENTS:
-        factors = _power_of_two(peaks**row_exponent / weight_peaks**weight_exponent)
+    for size_exponent, weight_exponent in EXPONENTS:
+        factors = _power_of_two(sizes**size_exponent / weight_peaks**weight_exponent)
         each = factors[fold.factor_of_channel]
         scaled = (weight * each[:, None]).numpy()
         rounded = quantize_matrix(scaled, bits, quantization.block, quantization.symmetric).dequantized()
-        given = rows / each
-        if quantization.activation_bits is not None:
-            given = round_rows(given)
-        error = float(((given @ torch.from_numpy(rounded) - exact).square().sum(1) / sizes).mean())
+        given = round_rows(rows / each) if rounds_rows else rows / each
+        error = float(((given @ torch.from_numpy(rounded) - exact).square().sum(1) / lengths).mean())
         if error < least:
             best, least = factors, error
     return best
 
 
-def _some_columns(weight: torch.Tensor) -> torch.Tensor:
-    return weight[:, :: -(-weight.shape[1] // MOST_COLUMNS)]
+def _thinned(rows: torch.Tensor, most: int) -> torch.Tensor:
+    return rows[:: -(-len(rows) // most)]
 
 
-def _peaks(of_channels: torch.Tensor, fold: ChannelFold) -> torch.Tensor:
+def _of_factors(of_channels: torch.Tensor, fold: ChannelFold) -> torch.Tensor:
     """The largest of the channels that share a factor, never zero."""
-    peaks = torch.zeros(fold.num_factors)
-    peaks.scatter_reduce_(0, fold.factor_of_channel, of_channels, "amax")
-    return peaks.clamp_min(float(peaks.max()) * 1e-4 or 1.0)
+    largest = torch.zeros(fold.num_factors)
+    largest.scatter_reduce_(0, fold.factor_of_channel, of_channels, "amax")
+    return largest.clamp_min(float(largest.max()) * 1e-4 or 1.0)
 
 
 def _power_of_two(factors: torch.Tensor) -> torch.Tensor:

@@ -20,9 +20,11 @@ from transformers import (
 from acespec.export.channel_folds import ChannelFold, find_folds, own_attention
 from acespec.export.graph import MatrixProduct, use_matrix_products
 from acespec.export.quantize import quantize_decoder
-from acespec.export.smooth import round_rows, smooth_decoder
+from acespec.export.smooth import CALIBRATION_TEXT, calibration_tokens, round_rows, smooth_decoder
+from acespec.models.chat import ChatTemplate
 from acespec.models.exportable import ExportableDecoder
 from acespec.models.manifest import Quantization
+from model_folder import CHAT_TEMPLATE, tiny_tokenizer
 from tiny_target import MAX_CONTEXT, SHAPE, tiny_model
 
 VOCAB = 257
@@ -177,6 +179,14 @@ def test_what_stays_in_floats_is_not_smoothed() -> None:
     assert torch.equal(after["model.lm_head.weight"], before["model.lm_head.weight"])
     down = "model.model.layers.0.mlp.down_proj.weight"  # 48 inputs make no blocks of 32
     assert torch.equal(after[down], before[down])
+
+
+def test_calibration_is_a_message_where_the_model_has_a_template() -> None:
+    tokenizer = tiny_tokenizer()
+    plain = calibration_tokens(tokenizer, None, 10_000)
+    assert tokenizer.decode(plain.tolist()) == CALIBRATION_TEXT
+    chat = calibration_tokens(tokenizer, ChatTemplate(CHAT_TEMPLATE), 12)
+    assert tokenizer.decode(chat.tolist()) == "<user>The li"
 
 
 def test_a_row_is_rounded_by_its_own_scale() -> None:
