@@ -23,8 +23,9 @@ VOCAB = 257
 CONTEXT = 96
 
 
-def new_engine() -> OnnxRuntimeEngine:
-    return OnnxRuntimeEngine(tiny_bundle(), threads=1, tree_rows=256)
+def new_engine(graph: str = "portable") -> OnnxRuntimeEngine:
+    bundle = tiny_bundle() if graph == "portable" else tiny_bundle(graph=graph)
+    return OnnxRuntimeEngine(bundle, threads=1, tree_rows=256)
 
 
 def drafter_on(engine: OnnxRuntimeEngine) -> Drafter:
@@ -38,11 +39,13 @@ def rows_of(engine: OnnxRuntimeEngine) -> NDArray[np.float32]:
 
 
 class EdgeRows(RuleBasedStateMachine):
-    """Rounds with any outcome, on a real engine."""
+    """Rounds with any outcome, on a real engine. The reference is an engine on the portable graph."""
+
+    graph = "portable"
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = new_engine()
+        self.engine = new_engine(self.graph)
         self.reference = new_engine()
         self.committed: list[int] = []
         self.chain = Chain()
@@ -99,5 +102,14 @@ class EdgeRows(RuleBasedStateMachine):
         np.testing.assert_allclose(rows_of(self.engine), rows_of(self.reference), atol=1e-4, rtol=0)
 
 
+class EdgeRowsInPlace(EdgeRows):
+    """The same on the graph that writes its rows in place."""
+
+    graph = "ort"
+
+
+ROUNDS = settings(max_examples=15, stateful_step_count=12, deadline=None)
 TestEdgeRows = EdgeRows.TestCase
-TestEdgeRows.settings = settings(max_examples=25, stateful_step_count=12, deadline=None)
+TestEdgeRows.settings = ROUNDS
+TestEdgeRowsInPlace = EdgeRowsInPlace.TestCase
+TestEdgeRowsInPlace.settings = ROUNDS
