@@ -90,6 +90,7 @@ def show(report: BundleReport, plans: Sequence[BuiltPlan], console: Console) -> 
         console.print("No latency profile; measure one with: acespec profile BUNDLE")
     else:
         console.print(latency_table(manifest.latency))
+        console.print(latency_note(manifest.latency))
 
 
 def weights_format(manifest: BundleManifest) -> str:
@@ -178,8 +179,13 @@ def latency_table(latency: LatencyProfile) -> Table:
     for bucket in latency.buckets:
         cells = [times_ms.get((bucket, context)) for context in contexts]
         table.add_row(str(bucket), *("-" if cell is None else f"{cell:.2f}" for cell in cells))
-    table.caption = f"{latency.machine}, {latency.threads} threads"
     return table
+
+
+def latency_note(latency: LatencyProfile) -> str:
+    """Where it was measured, and how long the steps that feed a prompt take."""
+    prompts = [f"; a prompt's {p.bucket} tokens at once: {p.median_ms:.2f} ms" for p in latency.prefill]
+    return f"{latency.runs_on} on {latency.machine}, {latency.threads} threads{''.join(prompts)}"
 
 
 def _table(title: str, *columns: str) -> Table:

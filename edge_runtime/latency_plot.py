@@ -30,7 +30,8 @@ def plot_latency(latency: LatencyProfile, title: str, file: Path) -> None:
     axes.set_xlabel("rows of context before the step")
     axes.set_ylabel("milliseconds a step (median)")
     axes.set_ylim(bottom=0)
-    axes.set_title(f"{title} on {latency.machine}, {latency.threads} threads", fontsize="medium")
+    where = f"{latency.runs_on}, {latency.machine}, {latency.threads} threads"
+    axes.set_title(f"{title}: {where}", fontsize="medium")
     axes.legend()
     axes.grid(alpha=0.3)
     try:

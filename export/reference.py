@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from acespec.export.check import torch_logits
 from acespec.export.graph import ExportError, use_matrix_products
+from acespec.export.integer_products import rounded_activations
 from acespec.export.quantize import quantize_decoder
 from acespec.models.exportable import ExportableDecoder, load_decoder
 from acespec.models.fingerprint import model_fingerprint
@@ -29,12 +30,15 @@ def reference_logits(model_folder: Path, bundle: Bundle) -> tuple[Probe, NDArray
             f"{bundle.folder} was not exported from {model_folder}: its fingerprint is another; "
             f"name the folder of {manifest.model_name} with --model"
         )
-    model = load_decoder(model_folder)
-    if manifest.quantization is not None:
-        decoder = ExportableDecoder(model, manifest.vocab_size, manifest.max_context)
-        use_matrix_products(decoder)
-        quantize_decoder(decoder, manifest.quantization)
     generator = np.random.default_rng(0)
     count = min(PROBE_TOKENS, manifest.max_context)
     probe = branching_probe(generator.integers(0, manifest.vocab_size, count))
-    return probe, torch_logits(model, probe, manifest.vocab_size)
+    model = load_decoder(model_folder)
+    quantization = manifest.quantization
+    if quantization is None:
+        return probe, torch_logits(model, probe, manifest.vocab_size)
+    decoder = ExportableDecoder(model, manifest.vocab_size, manifest.max_context)
+    use_matrix_products(decoder)
+    matrices = quantize_decoder(decoder, quantization)
+    with rounded_activations(decoder, {} if quantization.activation_bits is None else matrices):
+        return probe, torch_logits(model, probe, manifest.vocab_size)

@@ -40,6 +40,7 @@ LATENCY = LatencyProfile(
         for bucket in (1, 16)
         for context in (64, 80)
     ),
+    prefill=(LatencyPoint(bucket=32, context=0, median_ms=40.0),),
 )
 
 
@@ -211,7 +212,7 @@ def test_everything_is_shown(folder: Path) -> None:
         "native.prefill.onnx",
         "at 80 rows",
         "24.00",  # 16 tokens behind 80 rows
-        "a small computer, 2 threads",
+        "onnxruntime/cpu on a small computer, 2 threads; a prompt's 32 tokens at once: 40.00 ms",
     ):
         assert expected in result.output
     assert "TensorRT" not in result.output

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from acespec.edge_runtime.runtimes import Provider, Runtime, open_engine, runtime_options
 from acespec.errors import AcespecError
 from acespec.options import THREADS
 
 if TYPE_CHECKING:
     from acespec.edge_runtime.engine import DraftEngine
-    from acespec.edge_runtime.trt_module import TensorRtRuntime
     from acespec.edge_runtime.validation import Finding
     from acespec.models.manifest import Bundle, GraphVariant
 
@@ -29,29 +28,26 @@ WHAT = {
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--model", help="Folder or name of the model it was exported from: compare with PyTorch, too.")
-@click.option(
-    "--runtime",
-    type=click.Choice(["onnxruntime", "tensorrt", "tensorrt-rtx"]),
-    default="onnxruntime",
-    show_default=True,
-    help="What runs the graphs.",
-)
 @click.option("--threads", type=THREADS, default=1, show_default=True, help="Threads of ONNX Runtime.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random tokens.")
-def validate(bundle: Path, model: str | None, runtime: str, threads: int, seed: int) -> None:
+@runtime_options
+def validate(
+    bundle: Path, model: str | None, threads: int, seed: int, runtime: Runtime, provider: Provider | None
+) -> None:
     """Check BUNDLE: its files, its graphs' interfaces, and what they compute.
 
     Trees must give the logits of their branches run alone, prompts in wide steps those of single steps, and a
-    kept branch must go on as if it were alone. Exits with status 1 naming file, bucket and row of every failure.
+    kept branch must go on as if it were alone. Exits with status 1, naming file, bucket and row of failures.
     """
     from acespec.models.manifest import load_bundle
 
     loaded = load_bundle(bundle)
     click.echo(f"{len(loaded.manifest.file_sha256)} files have the manifest's hashes")
     failures = 0
-    for variant in runnable(loaded, runtime):
+    for variant in runnable(loaded, runtime, provider):
         click.echo(f"graph {variant.name} on {runtime}")
-        for finding in findings(loaded, variant, runtime, threads, seed, model):
+        engine = open_graph(loaded, variant, threads, runtime, provider)
+        for finding in findings(loaded, variant, engine, seed, model):
             failures += not finding.passed
             click.echo(line(finding, variant), err=not finding.passed)
     if failures:
@@ -59,63 +55,62 @@ def validate(bundle: Path, model: str | None, runtime: str, threads: int, seed: 
     click.echo("all checks passed")
 
 
-def runnable(bundle: Bundle, runtime: str) -> list[GraphVariant]:
+def runnable(bundle: Bundle, runtime: Runtime, provider: Provider | None) -> list[GraphVariant]:
     """The bundle's graphs that ``runtime`` runs. Raises ``AcespecError`` when there is none."""
-    kinds = ("portable", "ort") if runtime == "onnxruntime" else ("portable", "native")
+    if runtime != "onnxruntime":
+        kinds = ["native", "portable"]
+    else:
+        kinds = ["portable", "ort"] if provider in (None, "auto", "cpu") else ["portable"]
     found = [variant for variant in bundle.manifest.graphs if variant.name in kinds]
     if not found:
         names = ", ".join(variant.name for variant in bundle.manifest.graphs)
         raise AcespecError(
             f"{runtime} runs none of the graphs of {bundle.folder} ({names}); choose a --runtime"
         )
-    # TensorRT chooses by its version; its engine holds one graph.
+    # TensorRT's engine chooses the graph by TensorRT's version, and holds one.
     return found if runtime == "onnxruntime" else found[:1]
 
 
+def open_graph(
+    bundle: Bundle, variant: GraphVariant, threads: int, runtime: Runtime, provider: Provider | None
+) -> DraftEngine:
+    """The engine that runs ``variant``. Raises ``AcespecError`` where its interface is not the manifest's.
+
+    ONNX Runtime is told not to round the activations of weight-only graphs: rounding would hide small faults.
+    """
+    if runtime != "onnxruntime":
+        return open_engine(bundle, threads, runtime, provider).engine
+    from acespec.edge_runtime.ort_engine import OnnxRuntimeEngine
+
+    return OnnxRuntimeEngine(
+        bundle, threads, accuracy_level=1, provider=provider or "auto", graph=variant.name
+    )
+
+
 def findings(
-    bundle: Bundle, variant: GraphVariant, runtime: str, threads: int, seed: int, model: str | None
+    bundle: Bundle, variant: GraphVariant, engine: DraftEngine, seed: int, model: str | None
 ) -> Iterator[Finding]:
-    """Open the engine, which compares every graph's interface with the manifest, and run the checks."""
+    """Run the checks, the comparison with PyTorch last."""
     from acespec.edge_runtime.validation import compare_with_reference, validate_engine
     from acespec.models.tolerances import run_tolerance
 
     tolerance = run_tolerance(bundle.manifest)
     windows = [mask.window for mask in variant.masks if mask.window is not None]
-    with ExitStack() as stack:
-        engine = open_engine(bundle, variant, runtime, threads, stack)
-        yield from validate_engine(engine, tolerance, windows, seed)
-        if model is not None:
-            from acespec.export.reference import reference_logits
-            from acespec.models.sources import resolve_model
+    yield from validate_engine(engine, tolerance, windows, seed)
+    if model is not None:
+        from acespec.export.reference import reference_logits
+        from acespec.models.sources import resolve_model
 
-            probe, expected = reference_logits(resolve_model(model), bundle)
-            yield compare_with_reference(engine, probe, expected, tolerance)
-
-
-def open_engine(
-    bundle: Bundle, variant: GraphVariant, runtime: str, threads: int, stack: ExitStack
-) -> DraftEngine:
-    """The engine that runs ``variant``; ``stack`` closes it where it must be.
-
-    ONNX Runtime is told not to round the activations of weight-only graphs: rounding would hide small faults.
-    """
-    if runtime == "onnxruntime":
-        from acespec.edge_runtime.ort_engine import OnnxRuntimeEngine
-
-        return OnnxRuntimeEngine(bundle, threads, accuracy_level=1, graph=variant.name)
-    from acespec.edge_runtime.trt_engine import open_tensorrt_engine
-
-    tensorrt: TensorRtRuntime = "tensorrt-rtx" if runtime == "tensorrt-rtx" else "tensorrt"
-    return stack.enter_context(open_tensorrt_engine(bundle, tensorrt))
+        probe, expected = reference_logits(resolve_model(model), bundle)
+        yield compare_with_reference(engine, probe, expected, tolerance)
 
 
 def line(finding: Finding, variant: GraphVariant) -> str:
     """A finding in words; of a failed one the file, the bucket and the row."""
     if finding.passed:
-        return (
-            f"  {finding.check:<11}{finding.bucket:>5} wide behind {finding.context:>4}: {finding.rows:>4} rows "
-            f"differ by at most {finding.difference:.1e} (allowed {finding.allowed:.1e})"
-        )
+        step = f"{finding.check:<11}{finding.bucket:>5} wide behind {finding.context:>4}"
+        difference = f"differ by at most {finding.difference:.1e} (allowed {finding.allowed:.1e})"
+        return f"  {step}: {finding.rows:>4} rows {difference}"
     if finding.check == "prefill" and variant.prefill is not None:
         file = variant.prefill.file
     else:
