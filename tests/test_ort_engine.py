@@ -162,6 +162,22 @@ def test_a_branch_kept_by_compaction_continues_like_a_fresh_prefill(
 
 
 @each_kind
+def test_windows_count_the_positions_of_moved_rows(kind: str) -> None:
+    """A branch behind seven siblings of its root: where its rows go, other positions stood."""
+    engine = shared_engine(kind)
+    engine.truncate(0)
+    parents = (-1, 0, 1, 2, *[3] * 8, *range(11, 17))
+    tree = Tree(tuple(range(20, 20 + len(parents))), parents)
+    feed(engine, tree, 0, 12)
+    feed(engine, tree, 12, len(parents))
+    path = tree.ancestors(len(parents) - 1)
+    engine.compact(4, path[4:])
+    text = Tree(tuple(tree.tokens[row] for row in path) + tuple(range(100, 112)), tuple(range(-1, 22)))
+    logits = feed(engine, text, len(path), len(text.tokens))
+    check(logits, text.expected_logits(kind)[len(path) :])
+
+
+@each_kind
 @given(trees(max_size=16), st.integers(1, 16), st.data())
 @settings(max_examples=15)
 def test_what_lies_behind_the_rows_in_use_never_counts(
