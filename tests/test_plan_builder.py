@@ -144,9 +144,16 @@ def test_what_the_builder_refuses_is_named(device: FakeDevice) -> None:
 
 def test_an_interrupt_ends_the_build_at_its_next_step_and_leaves_nothing(device: FakeDevice) -> None:
     before = signal.getsignal(signal.SIGINT)
-    device.world.on_build_step = lambda: os.kill(os.getpid(), signal.SIGINT)
+    steps: list[None] = []
+
+    def press() -> None:
+        steps.append(None)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    device.world.on_build_step = press
     with pytest.raises(KeyboardInterrupt):
         build(device)
+    assert len(steps) == 1
     assert left_behind(device) == []
     assert signal.getsignal(signal.SIGINT) is before
 

@@ -19,6 +19,7 @@ from acespec.edge_runtime.plan_key import PlanKey, dimensions, shape_at
 from acespec.edge_runtime.trt_module import TensorRtError, load_tensorrt, message_logger
 from acespec.export.bundle import export_bundle
 from acespec.export.options import DEFAULT_BUCKETS, DEFAULT_PREFILL, ExportOptions
+from acespec.export.tensorrt_weights import tensorrt_quantization
 from acespec.models import resolve_model
 from acespec.models.manifest import Bundle, GraphVariant, TensorSpec
 from trt_bundles import BUCKETS, PREFILL, trt_bundle
@@ -29,6 +30,10 @@ CAPABILITY = "8.9"
 KINDS: dict[str, dict[str, Any]] = {
     "one graph for all widths": {},
     "a graph for each width": {"layout": "split"},
+    "half precision": {"precision": "fp16"},
+    "int4": {"precision": "int4", "quantization": tensorrt_quantization("int4")},
+    "int8": {"precision": "int8", "quantization": tensorrt_quantization("int8")},
+    "windows and the largest logits": {"architecture": "mistral", "top_k": 20},
 }
 
 

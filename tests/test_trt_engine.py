@@ -35,6 +35,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "profiles": {},
     "split": {"layout": "split"},
     "without graphs": {},
+    "windows and the largest logits": {"architecture": "mistral", "top_k": 20},
 }
 
 
@@ -49,27 +50,23 @@ class Pair:
 
     def forward(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], mask: NDArray[np.bool_]
-    ) -> NDArray[np.float32]:
-        """One step of both; their logits must agree, and are returned."""
-        actual = self.tensorrt.forward(tokens, positions, mask).values.copy()
-        expected = self.onnxruntime.forward(tokens, positions, mask).values
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE)
-        assert actual.argmax(axis=1).tolist() == expected.argmax(axis=1).tolist()
+    ) -> DraftLogits:
+        """One step of both; what they return must agree, and is returned."""
+        actual = self.tensorrt.forward(tokens, positions, mask)
+        assert_same(actual, self.onnxruntime.forward(tokens, positions, mask))
         return actual
 
     def prefill(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], mask: NDArray[np.bool_]
     ) -> None:
-        """One wide step of the one, as many as it takes of the other; the last logits must agree."""
-        actual = self.tensorrt.forward(tokens, positions, mask, last_only=True).values.copy()
-        assert len(actual) == 1
+        """One wide step of the one, many narrow ones of the other; the last token's logits must agree."""
+        actual = self.tensorrt.forward(tokens, positions, mask, last_only=True)
         past = mask.shape[1] - len(tokens)
         for first in range(0, len(tokens), BUCKETS[-1]):
             end = min(first + BUCKETS[-1], len(tokens))
-            expected = self.onnxruntime.forward(
-                tokens[first:end], positions[first:end], mask[first:end, : past + end]
-            ).values
-        np.testing.assert_allclose(actual, expected[-1:], rtol=0, atol=TOLERANCE)
+            part = mask[first:end, : past + end]
+            expected = self.onnxruntime.forward(tokens[first:end], positions[first:end], part)
+        assert_same(actual, last_of(expected))
 
     def compact(self, prefix: int, rows: list[int]) -> None:
         for engine in (self.tensorrt, self.onnxruntime):
@@ -78,6 +75,27 @@ class Pair:
     def truncate(self, num_rows: int) -> None:
         for engine in (self.tensorrt, self.onnxruntime):
             engine.truncate(num_rows)
+
+
+def assert_same(actual: DraftLogits, expected: DraftLogits) -> None:
+    """Same logits of the same tokens, and the same sum."""
+    assert len(actual) == len(expected)
+    for row in range(len(actual)):
+        mine, other = actual[row], expected[row]
+        if mine.ids is None:
+            np.testing.assert_allclose(mine.values, other.values, rtol=0, atol=TOLERANCE)
+            assert mine.values.argmax() == other.values.argmax()
+        else:
+            assert other.ids is not None
+            assert mine.log_sum_exp == pytest.approx(other.log_sum_exp, abs=TOLERANCE)
+            np.testing.assert_array_equal(mine.ids, other.ids)
+            np.testing.assert_allclose(mine.values, other.values, rtol=0, atol=TOLERANCE)
+
+
+def last_of(logits: DraftLogits) -> DraftLogits:
+    """The last row alone."""
+    sums = None if logits.log_sum_exp is None else logits.log_sum_exp[-1:]
+    return DraftLogits(logits.values[-1:], None if logits.ids is None else logits.ids[-1:], sums)
 
 
 @functools.cache
@@ -154,7 +172,8 @@ def test_both_engines_write_the_same_text(kind: str) -> None:
     token = 5
     for row in range(20, 60):
         logits = pair.forward(np.array([token]), np.array([row]), np.ones((1, row + 1), np.bool_))
-        token = int(logits[0].argmax())
+        best = int(logits[0].values.argmax())
+        token = best if logits.ids is None else int(logits[0].ids[best])  # type: ignore[index]
 
 
 def one_step(engine: TensorRtEngine, count: int = 3, last_only: bool = False) -> DraftLogits:
