@@ -28,6 +28,7 @@ from acespec.edge_runtime.trt_module import TensorRtError
 from acespec.models.manifest import TensorSpec
 from acespec.speculation import DraftLogits
 from fake_cuda import Code
+from native_interface import native_bundle
 from trt_bundles import BUCKETS, CONTEXT, PREFILL, TREE_ROWS, FakeDevice, fake_device, trt_bundle
 
 TOLERANCE = 1e-4
@@ -36,6 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "split": {"layout": "split"},
     "without graphs": {},
     "windows and the largest logits": {"architecture": "mistral", "top_k": 20},
+    "native": {},
 }
 
 
@@ -44,8 +46,10 @@ class Pair:
 
     def __init__(self, kind: str) -> None:
         bundle = trt_bundle(**KINDS[kind])
-        self.device = fake_device(Path(plans_folder(kind)))
-        self.tensorrt = self.device.engine(bundle, use_graphs=kind != "without graphs")
+        version = "10.16.0" if kind == "native" else "10.3.0"
+        self.device = fake_device(Path(plans_folder(kind)), version)
+        mine = native_bundle(bundle) if kind == "native" else bundle
+        self.tensorrt = self.device.engine(mine, use_graphs=kind != "without graphs")
         self.onnxruntime = OnnxRuntimeEngine(bundle, tree_rows=TREE_ROWS)
 
     def forward(
@@ -143,7 +147,7 @@ def test_both_engines_give_the_same_logits_whatever_they_are_told(kind: str, dat
     pair.truncate(0)
     paths: list[list[int]] = []
     for _ in range(data.draw(st.integers(1, 8))):
-        room = TREE_ROWS + CONTEXT - len(paths)
+        room = pair.tensorrt.max_rows - len(paths)
         action = data.draw(st.sampled_from(["step", "step", "prefill", "compact", "truncate"]))
         if action == "step" and room:
             tokens, positions, mask, paths = draw_step(data, paths, min(BUCKETS[-1], room))
@@ -348,6 +352,17 @@ def test_a_plan_with_other_tensors_is_refused(device: FakeDevice) -> None:
     manifest = bundle.manifest.model_copy(update={"graphs": (other,)})
     with pytest.raises(TensorRtError, match=r"has not its graph's inputs and outputs; build the plans again"):
         device.engine(replace(bundle, manifest=manifest))
+
+
+def test_the_native_graph_has_room_for_the_padding_of_its_widest_step(device: FakeDevice) -> None:
+    version = fake_device(device.folder.path, "10.16.0")
+    with version.engine(native_bundle(trt_bundle())) as engine:
+        assert engine.max_rows == CONTEXT + TREE_ROWS - (PREFILL - 1)
+        while engine.num_rows < engine.max_rows:
+            one_step(engine, min(16, engine.max_rows - engine.num_rows), last_only=True)
+        with pytest.raises(AssertionError):
+            one_step(engine, 1)
+    version.cuda.check_nothing_is_left()
 
 
 def test_rows_of_the_native_graph_are_cut_by_head() -> None:
