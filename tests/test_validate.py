@@ -26,7 +26,7 @@ from acespec.edge_runtime.validation import (
 from acespec.errors import AcespecError
 from acespec.models.files import sha256_of
 from acespec.models.manifest import Bundle, load_bundle, write_manifest
-from acespec.models.tolerances import Tolerance
+from acespec.models.tolerances import Tolerance, run_tolerance
 from acespec.speculation import DraftLogits, LogitsRow
 from acespec.validate_command import validate
 from fake_draft import TableDraftEngine, hashed_table
@@ -268,13 +268,9 @@ def copied(tmp_path: Path) -> Path:
 
 def reseal(folder: Path, **changes: Any) -> None:
     """Let the manifest vouch for what its files are now."""
-    manifest = load_manifest_of(tiny())
+    manifest = tiny().manifest
     hashes = {name: sha256_of(folder / name) for name in manifest.file_sha256}
     write_manifest(folder, manifest.model_copy(update={"file_sha256": hashes, **changes}))
-
-
-def load_manifest_of(bundle: Bundle) -> Any:
-    return load_bundle(bundle.folder).manifest
 
 
 def test_the_command_passes_a_sound_bundle_and_compares_with_pytorch() -> None:
@@ -306,6 +302,17 @@ def test_the_command_names_file_bucket_and_row_of_a_wrong_step(monkeypatch: pyte
     file = bundle.manifest.graphs[0].bucket_files[4]
     assert f"FAILED {file}, bucket 4, row 2 behind 6: a tree step differs" in result.output
     assert "bucket 16" not in result.output
+
+
+def test_a_tensorrt_engine_is_checked_alike(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    bundles = importlib.import_module("trt_bundles")
+    bundle = bundles.trt_bundle(architecture="mistral", top_k=20)
+    tolerance = run_tolerance(bundle.manifest)
+    with bundles.fake_device(tmp_path).engine(bundle) as engine:
+        found = list(validate_engine(engine, tolerance, [8]))
+    assert len(found) == 1 + 2 * (1 + len(engine.buckets))
+    assert all(finding.passed for finding in found), found
 
 
 def test_a_corrupted_file_is_named(copied: Path) -> None:
