@@ -286,7 +286,7 @@ def test_nothing_broken_stops_it(tmp_path: Path) -> None:
         (tmp_path / f"{module}.py").write_text(code)
     result = subprocess.run(
         [sys.executable, "-m", "acespec", "doctor", "--json", "--role", "edge"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
         cwd=tmp_path,
         capture_output=True,
         text=True,
