@@ -19,7 +19,8 @@ folder=$(dirname "$(dirname "$folder")")
 case $extra in
 jetpack*)
     test "$folder" != . || { echo 'install-edge.sh: the base has no Python module tensorrt' >&2; exit 1; }
-    echo "$folder" > "$(environment/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tensorrt.pth"
+    packages=$(environment/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    echo "$folder" > "$packages/tensorrt.pth"
     ;;
 esac
 

@@ -32,7 +32,7 @@ def engine() -> None:
     "--engines",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Folder of the plans.  [default: engines, in the bundle]",
+    help="Folder of the plans.  [default: $ACESPEC_ENGINES, or engines, in the bundle]",
 )
 @click.option(
     "--compute-capability",
@@ -61,7 +61,7 @@ def build(
     from rich.console import Console
 
     from acespec.edge_runtime.plan_builder import PlanBuilder
-    from acespec.edge_runtime.plan_files import ENGINES_FOLDER, PlanFolder
+    from acespec.edge_runtime.plan_files import PlanFolder, engines_folder
     from acespec.models.manifest import load_bundle
 
     target = build_target(runtime, compute_capability)
@@ -73,7 +73,7 @@ def build(
             status.update(stage)
 
         loaded = load_bundle(bundle)
-        folder = PlanFolder(engines or bundle / ENGINES_FOLDER)
+        folder = PlanFolder(engines or engines_folder(bundle))
         variant, keys = target.plan_keys(loaded)
         workspace_bytes = None if workspace is None else workspace * MEBIBYTE
         builder = PlanBuilder(loaded, target, folder, workspace_bytes, progress)

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-from acespec.edge_runtime.plan_files import ENGINES_FOLDER
+from acespec.edge_runtime.plan_files import engines_folder
 from acespec.edge_runtime.plan_report import BuiltPlan, built_plans
 from acespec.errors import AcespecError
 from acespec.models.bundle_report import BundleReport, VariantReport, report_bundle
@@ -37,7 +37,7 @@ def inspect(bundle: Path, as_json: bool, plot: Path | None) -> None:
     takes comes on top.
     """
     report = report_bundle(load_bundle(bundle))
-    plans = built_plans(bundle / ENGINES_FOLDER, report.manifest)
+    plans = built_plans(engines_folder(bundle), report.manifest)
     if as_json:
         click.echo(json.dumps(as_dict(report, plans), indent=1))
     else:

@@ -20,6 +20,14 @@ logger = logging.getLogger(__name__)
 
 ENGINES_FOLDER = "engines"
 """Inside the bundle, unless another place is named."""
+ENGINES_VARIABLE = "ACESPEC_ENGINES"
+"""Environment variable that names another place: a container's bundle is read-only."""
+
+
+def engines_folder(bundle_folder: Path) -> Path:
+    """Where a bundle's plans are: ``$ACESPEC_ENGINES`` where it is set, else a folder in the bundle."""
+    chosen = os.environ.get(ENGINES_VARIABLE)
+    return Path(chosen) if chosen else bundle_folder / ENGINES_FOLDER
 
 
 class PlanRecord(Sealed):

@@ -57,6 +57,8 @@ def runtime_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Choice(RUNTIMES),
         default="onnxruntime",
         show_default=True,
+        envvar="ACESPEC_RUNTIME",
+        show_envvar=True,
         help="What computes the draft's steps.",
     )
     provider = click.option(

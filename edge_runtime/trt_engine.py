@@ -21,7 +21,7 @@ from acespec.edge_runtime.cuda import Cuda, aligned, load_cuda
 from acespec.edge_runtime.device_buffers import DeviceBuffers, allocate
 from acespec.edge_runtime.device_rows import DeviceRows, RowLayout
 from acespec.edge_runtime.plan_builder import BuildTarget, PlanBuilder
-from acespec.edge_runtime.plan_files import ENGINES_FOLDER, PlanFolder
+from acespec.edge_runtime.plan_files import PlanFolder, engines_folder
 from acespec.edge_runtime.plan_key import PlanKey, StepShape, dimensions, shape_at
 from acespec.edge_runtime.trt_loader import ROW_PREFIXES, StepLoader
 from acespec.edge_runtime.trt_module import TensorRtRuntime, load_tensorrt
@@ -44,11 +44,11 @@ def open_tensorrt_engine(
 ) -> TensorRtEngine:
     """The bundle's engine on this machine's device, its plans built first where they are not there.
 
-    ``engines`` holds the plans; by default a folder in the bundle. Raises `TensorRtError` or `CudaError`.
+    ``engines`` holds the plans; by default what `engines_folder` says. Raises `TensorRtError` or `CudaError`.
     """
     tensorrt, cuda = load_tensorrt(runtime), load_cuda()
     target = BuildTarget(tensorrt, runtime, cuda.compute_capability())
-    folder = PlanFolder(engines or bundle.folder / ENGINES_FOLDER)
+    folder = PlanFolder(engines or engines_folder(bundle.folder))
     return TensorRtEngine(bundle, target, cuda, folder, max_context, use_graphs, progress)
 
 

@@ -17,6 +17,7 @@ import click
 import pytest
 
 from acespec import cli
+from acespec.edge_runtime.plan_files import ENGINES_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRYPOINT = ROOT / "deploy/edge-entrypoint.sh"
@@ -117,6 +118,14 @@ def test_commands_written_into_the_files_exist_with_their_options() -> None:
             accepts(shlex.split(command.replace("$ACESPEC_SERVE", "")))
     if importlib.util.find_spec("grpc_health"):
         accepts(shlex.split(steps.exec_form(steps.last(CLOUD, "CMD"))))
+
+
+def test_commands_read_the_variables_the_entry_point_sets() -> None:
+    command = cli.acespec.get_command(click.Context(cli.acespec), "generate")
+    assert command is not None
+    assert {option.name: option.envvar for option in command.params}["runtime"] == "ACESPEC_RUNTIME"
+    for variable in ("ACESPEC_RUNTIME", ENGINES_VARIABLE):
+        assert f"export {variable}=" in ENTRYPOINT.read_text(encoding="utf-8")
 
 
 def test_the_edges_targets_differ_in_base_tensorrt_and_extra_only() -> None:

@@ -72,11 +72,11 @@ def container(tmp_path: Path) -> Container:
         f"""echo "$@" >> {tmp_path}/calls
         if [ "$1 $2" = "engine build" ]; then
             test -e {tmp_path}/broken && exit 3
-            test "$4" = --engines
-            test -e "$5/plan" || {{ echo compiled >> {tmp_path}/calls; : > "$5/plan"; }}
+            plan="$ACESPEC_ENGINES/plan"
+            test -e "$plan" || {{ echo compiled >> {tmp_path}/calls; : > "$plan"; }}
         else
             test -e {tmp_path}/ready && echo ready >> {tmp_path}/calls
-            echo "$$ $#" > {tmp_path}/started
+            echo "$$ $# on ${{ACESPEC_RUNTIME:-the default}}" > {tmp_path}/started
             exit 7
         fi""",
     )
@@ -84,12 +84,14 @@ def container(tmp_path: Path) -> Container:
 
 
 def test_the_first_start_compiles_and_the_next_finds_the_engine(container: Container) -> None:
-    build = f"engine build {container.folder}/bundle --engines {container.folder}/engines"
+    build = f"engine build {container.folder}/bundle"
     first = container.start("generate", "--prompt", "two words")
     assert container.calls == [build, "compiled", "generate --prompt two words", "ready"]
     assert first.returncode == 7, "the exit status is the command's"
     started = (container.folder / "started").read_text(encoding="utf-8")
-    assert started == f"{container.process_id} 3\n", "signals reach the command, and arguments stay whole"
+    assert started == f"{container.process_id} 3 on tensorrt\n", (
+        "signals reach the command, and arguments stay whole"
+    )
     container.start("doctor")
     assert container.calls[4:] == [build, "doctor", "ready"]
 
@@ -98,6 +100,7 @@ def test_without_tensorrt_the_command_runs_on_onnx_runtime(container: Container)
     container.put("python", "echo 'Traceback' >&2; echo 'ImportError: libnvdla.so: cannot open' >&2; exit 1")
     result = container.start("generate")
     assert container.calls == ["generate", "ready"]
+    assert (container.folder / "started").read_text(encoding="utf-8").endswith("on the default\n")
     assert result.stderr == (
         "edge-entrypoint: TensorRT does not work here (ImportError: libnvdla.so: cannot open): "
         "no engine is compiled\n"

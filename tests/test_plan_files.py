@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from acespec.edge_runtime.plan_files import PlanFolder
+from acespec.edge_runtime.plan_files import PlanFolder, engines_folder
 from acespec.edge_runtime.plan_key import PlanKey, StepShape, architecture
 from acespec.edge_runtime.trt_module import TensorRtError
 
@@ -140,3 +140,12 @@ def test_architectures_are_called_as_nvidia_calls_them(text: str, name: str) -> 
 def test_what_is_no_compute_capability_is_refused(text: str) -> None:
     with pytest.raises(TensorRtError, match=r"X\.Y"):
         architecture(text)
+
+
+def test_plans_are_in_the_bundle_or_where_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ACESPEC_ENGINES", raising=False)
+    assert engines_folder(tmp_path) == tmp_path / "engines"
+    monkeypatch.setenv("ACESPEC_ENGINES", "/elsewhere")
+    assert engines_folder(tmp_path) == Path("/elsewhere")
