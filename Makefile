@@ -5,6 +5,9 @@ PYTHON ?= $(shell scripts/find_python.sh 3.11 3.12 3.13)
 EDGE_PYTHON ?= $(shell scripts/find_python.sh 3.10)
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+BENCH_ARGS ?=
+GENAI_VERSION := 0.18.0
+TQDM_VERSION := 4.70.1
 
 BIN := .venv/bin
 EDGE_BIN := .venv-edge310/bin
@@ -13,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format types proto proto-check lock check check-wheels check-arm64 packages report-branches test-edge-py310 clean
+.PHONY: help demo test lint format types proto proto-check lock check check-wheels check-arm64 packages report-branches bench-export test-edge-py310 clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +55,14 @@ check: lint types proto-check packages check-wheels test-edge-py310 test ## what
 report-branches: $(READY) ## how many cached branches equal sequential drafting, on the real draft at float32
 	$(BIN)/python -m acespec.bench.branch_equality
 
+# Of genai its model builder is used, on the environment's PyTorch and Transformers: nothing else is installed.
+bench-export: $(READY) .venv-genai/.installed ## step times of exported bundles against onnxruntime-genai's int4 build
+	$(BIN)/python -m acespec.bench.export_bench --genai .venv-genai $(BENCH_ARGS)
+
+.venv-genai/.installed: $(READY)
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv-genai onnxruntime-genai==$(GENAI_VERSION) tqdm==$(TQDM_VERSION)
+	touch $@
+
 # The wheel is built from the sdist, so a file missing from the sdist is missing from the wheel.
 packages: $(READY) ## build sdist and wheel, and test them away from the sources
 	rm -rf dist
@@ -89,4 +100,4 @@ $(EDGE_BIN)/.installed: pyproject.toml requirements/edge.txt | packages
 	touch $@
 
 clean: ## remove environments and whatever was built
-	rm -rf .venv .venv-edge310 dist build src/acespec.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-edge310 .venv-genai dist build src/acespec.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
