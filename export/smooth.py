@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 # A channel's factor is size ** a / weight_peak ** b; without either, one.
 EXPONENTS = ((0.0, 0.0), (0.25, 0.0), (0.5, 0.0), (0.5, 0.25), (0.75, 0.0), (0.75, 0.25), (0.75, 0.5))
 PROVING_TOKENS = 4
-MOST_ROWS, MOST_COLUMNS = 128, 1024
+MOST_ROWS, MOST_COLUMNS = 128, 512
 """Tokens and outputs of a product on which a choice is tried: every so many of more."""
 
 CALIBRATION_TEXT = """The lighthouse stood on a rock two miles from the shore. Every evening, when the sun
