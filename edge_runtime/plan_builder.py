@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,12 @@ class PlanBuilder:
         self._progress = progress
         self._errors: list[str] = []
         self._logger = message_logger(target.tensorrt, self._errors.append)
+
+    def build_missing(self, variant: GraphVariant, keys: Sequence[PlanKey]) -> None:
+        """Build the plans that are not there, while nothing else is on the device; see `read_or_build`."""
+        for key in keys:
+            if not self._folder.has(key):
+                self.read_or_build(variant, key)
 
     def read_or_build(self, variant: GraphVariant, key: PlanKey, force: bool = False) -> bytes:
         """The plan of ``key``, built (and stored) if the one on disk is not exactly it, or ``force``.

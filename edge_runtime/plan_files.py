@@ -46,10 +46,29 @@ class PlanFolder:
 
     def read(self, key: PlanKey) -> bytes | None:
         """The plan of ``key``; None when there is none, or it is another's, or damaged. Why is logged."""
+        record = self._record(key)
+        if record is None:
+            return None
+        try:
+            plan = self.plan_path(key).read_bytes()
+        except OSError as error:
+            logger.warning("%s is not used: it cannot be read (%s)", self.plan_path(key), _reason(error))
+            return None
+        if hashlib.sha256(plan).hexdigest() != record.plan_sha256:
+            logger.warning(
+                "%s is not used: it is damaged, its sha256 is not its record's", self.plan_path(key)
+            )
+            return None
+        return plan
+
+    def has(self, key: PlanKey) -> bool:
+        """Whether there is a plan of ``key``, by its record alone: quick, for the plan is not read."""
+        return self._record(key) is not None and self.plan_path(key).is_file()
+
+    def _record(self, key: PlanKey) -> PlanRecord | None:
         plan_file, record_file = self.plan_path(key), self._record_path(key)
         try:
             record = PlanRecord.model_validate_json(record_file.read_bytes())
-            plan = plan_file.read_bytes()
         except FileNotFoundError:
             return None
         except (OSError, ValidationError) as error:
@@ -58,10 +77,7 @@ class PlanFolder:
         if record.key != key:
             logger.warning("%s is not used: its %s", plan_file, "; its ".join(_differences(record.key, key)))
             return None
-        if hashlib.sha256(plan).hexdigest() != record.plan_sha256:
-            logger.warning("%s is not used: it is damaged, its sha256 is not its record's", plan_file)
-            return None
-        return plan
+        return record
 
     def write(self, key: PlanKey, plan: memoryview) -> None:
         """Store ``plan``. A reader sees the old or the new one; an interrupted writer leaves nothing behind.

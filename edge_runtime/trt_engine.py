@@ -74,7 +74,7 @@ class TensorRtEngine:
         manifest = bundle.manifest
         self._variant, keys = target.plan_keys(bundle)
         builder = PlanBuilder(bundle, target, folder, progress=progress)
-        plans = [(key, builder.read_or_build(self._variant, key)) for key in keys]
+        builder.build_missing(self._variant, keys)
         self._key = keys[0]
         self._is_native = self._key.graph == "native"
         self._buckets = self._variant.buckets
@@ -93,7 +93,10 @@ class TensorRtEngine:
             loader = StepLoader(
                 target.tensorrt, cuda, self._stream, self._variant, self._buffers, self._addresses, use_graphs
             )
-            self._steps = loader.load(stack, plans)
+            # One plan at a time is in the host's memory: on a Jetson that is the device's.
+            self._steps = loader.load(
+                stack, ((key, builder.read_or_build(self._variant, key)) for key in keys)
+            )
             cuda.synchronize(self._stream)
             # Also at exit, should nobody close it: TensorRT must go before CUDA does.
             self._release = weakref.finalize(self, stack.pop_all().close)
@@ -108,9 +111,7 @@ class TensorRtEngine:
                         elements = math.prod(shape_at(spec, dimensions(key, step)))
                         largest[name] = max(elements, largest.get(name, 0))
         self._buffers = DeviceBuffers(self._cuda, stack, largest, self._specs)
-        past = [
-            spec for spec in self._variant.inputs if spec.name.startswith("past_") and len(spec.shape) > 1
-        ]
+        past = [spec for spec in self._variant.inputs if spec.name.startswith(ROW_PREFIXES)]
         layout = row_layout(past, keys[0].rows, self._is_native)
         address = allocate(self._cuda, stack, layout.total_bytes)
         self._rows = DeviceRows(self._cuda, self._stream, layout, address)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -57,24 +57,23 @@ class StepLoader:
         self._complaints: deque[str] = deque(maxlen=3)
         self._logger = message_logger(tensorrt, self._complaints.append)
 
-    def load(self, stack: ExitStack, plans: Sequence[tuple[PlanKey, bytes]]) -> LoadedSteps:
+    def load(self, stack: ExitStack, plans: Iterable[tuple[PlanKey, bytes]]) -> LoadedSteps:
         """A step for each profile of each plan. ``stack`` frees them, contexts before what they work in.
 
         One runs at a time, so that all work in the same scratch memory, as large as the hungriest wants it.
         Raises `TensorRtError` or `CudaError`.
         """
         runtime = self._tensorrt.Runtime(self._logger)
-        engines = [self._engine(runtime, key, plan) for key, plan in plans]
-        keyed = list(zip(engines, [key for key, _ in plans], strict=True))
+        engines = [(self._engine(runtime, key, plan), key) for key, plan in plans]
         sizes = [
             engine.get_device_memory_size_for_profile_v2(profile)
-            for engine, key in keyed
+            for engine, key in engines
             for profile in range(len(key.steps))
         ]
         scratch = allocate(self._cuda, stack, max(1, *sizes))
         by_width: dict[int, BoundStep] = {}
         prefill: BoundStep | None = None
-        for engine, key in keyed:
+        for engine, key in engines:
             for profile, shape in enumerate(key.steps):
                 step = self._bound_step(engine, key, profile, scratch)
                 stack.callback(step.close)
@@ -127,7 +126,10 @@ class StepLoader:
         )
         for name in self._specs:
             step.bind(name, self._addresses[name])
-        missing = context.infer_shapes()
+        try:
+            missing = context.infer_shapes()
+        except RuntimeError:
+            raise self._refused(f"the shapes of a step of {shape.width} tokens") from None
         if missing:
             raise TensorRtError(
                 f"the plan of {key.graph_file} has inputs that nothing fills: {missing}; {REBUILD}"

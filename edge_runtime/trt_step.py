@@ -70,7 +70,11 @@ class BoundStep:
         if self._graph is not None:
             self._cuda.launch(self._graph, self._stream)
         else:
-            self._enqueue()
+            try:
+                self._enqueue()
+            except TensorRtError:
+                self._cuda.synchronize(self._stream)  # it may still be reading the inputs
+                raise
             self._is_warm = True
 
     def close(self) -> None:

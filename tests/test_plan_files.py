@@ -38,8 +38,10 @@ CHANGES = {
 def test_a_plan_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     folder = PlanFolder(tmp_path)
     assert folder.read(KEY) is None
+    assert not folder.has(KEY)
     folder.write(KEY, memoryview(PLAN))
     assert folder.read(KEY) == PLAN
+    assert folder.has(KEY)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "portable.tensorrt.sm87.json",
         "portable.tensorrt.sm87.plan",
@@ -53,6 +55,7 @@ def test_a_plan_of_another_key_is_not_used(
     folder = PlanFolder(tmp_path)
     folder.write(KEY, memoryview(PLAN))
     assert folder.read(KEY.model_copy(update={field: CHANGES[field]})) is None
+    assert not folder.has(KEY.model_copy(update={field: CHANGES[field]}))
     assert field in caplog.text
 
 

@@ -324,8 +324,9 @@ def test_a_step_that_fails_is_named_and_leaves_the_rows_as_they_were(device: Fak
             one_step(engine, 1)
         assert engine.num_rows == 3
         device.world.fails_to_run = False
+        engine.truncate(1)  # the next step's inputs are others
         one_step(engine, 1)
-        assert engine.num_rows == 4
+        assert engine.num_rows == 2
 
 
 def test_an_error_of_cuda_is_named(device: FakeDevice) -> None:
