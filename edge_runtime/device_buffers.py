@@ -17,6 +17,7 @@ from acespec.models.manifest import TensorSpec
 HOST_TYPES: dict[str, np.dtype[Any]] = {
     "float": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
+    "int32": np.dtype(np.int32),
     "int64": np.dtype(np.int64),
 }
 

@@ -205,7 +205,13 @@ def _fits(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
 def tensor_type(tensorrt: TensorRtModule, spec: TensorSpec) -> trt.DataType:
     """``spec``'s dtype as TensorRT calls it. Raises `TensorRtError` for one no graph of ours has."""
     types = tensorrt.DataType
-    known = {"float": types.FLOAT, "float16": types.HALF, "bfloat16": types.BF16, "int64": types.INT64}
+    known = {
+        "float": types.FLOAT,
+        "float16": types.HALF,
+        "bfloat16": types.BF16,
+        "int32": types.INT32,
+        "int64": types.INT64,
+    }
     if spec.dtype not in known:
         raise TensorRtError(f"{spec.name} is of type {spec.dtype}, which TensorRT graphs do not have")
     return known[spec.dtype]

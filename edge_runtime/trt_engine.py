@@ -24,9 +24,9 @@ from acespec.edge_runtime.plan_builder import BuildTarget, PlanBuilder
 from acespec.edge_runtime.plan_files import PlanFolder, engines_folder
 from acespec.edge_runtime.plan_key import PlanKey, StepShape, dimensions, shape_at
 from acespec.edge_runtime.trt_loader import ROW_PREFIXES, StepLoader
-from acespec.edge_runtime.trt_module import TensorRtRuntime, load_tensorrt
+from acespec.edge_runtime.trt_module import TensorRtError, TensorRtRuntime, load_tensorrt
 from acespec.edge_runtime.trt_step import BoundStep
-from acespec.models.manifest import Bundle, TensorSpec
+from acespec.models.manifest import Bundle, GraphVariant, TensorSpec
 from acespec.speculation import DraftLogits
 
 logger = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ class TensorRtEngine:
         """``max_context`` lowers the bundle's; ``use_graphs`` False runs without CUDA graphs."""
         manifest = bundle.manifest
         self._variant, keys = target.plan_keys(bundle)
+        check_manifest(bundle, self._variant)
         builder = PlanBuilder(bundle, target, folder, progress=progress)
         builder.build_missing(self._variant, keys)
         self._key = keys[0]
@@ -243,6 +244,23 @@ class TensorRtEngine:
 
     def truncate(self, num_rows: int) -> None:
         self._rows.truncate(num_rows)
+
+
+def check_manifest(bundle: Bundle, variant: GraphVariant) -> None:
+    """Raise `TensorRtError` unless the graph has the layers and widths that the manifest states."""
+    manifest = bundle.manifest
+    past = [spec.shape for spec in variant.inputs if spec.name.startswith(ROW_PREFIXES)]
+    logits = [spec.shape[-1] for spec in variant.outputs if spec.name == "logits"]
+    if (
+        len(past) != 2 * manifest.num_layers
+        or any((shape[1], shape[-1]) != (manifest.num_kv_heads, manifest.head_dim) for shape in past)
+        or (variant.top_k is None and logits != [manifest.vocab_size])
+    ):
+        raise TensorRtError(
+            f"the manifest of {bundle.folder} contradicts itself: its graph's interface is not that of "
+            f"{manifest.num_layers} layers with rows of {manifest.num_kv_heads} x {manifest.head_dim} "
+            f"and {manifest.vocab_size} logits; export the bundle again"
+        )
 
 
 def row_layout(past: Sequence[TensorSpec], rows: int, is_native: bool) -> RowLayout:

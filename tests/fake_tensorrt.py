@@ -433,7 +433,12 @@ class Context:
             assert addresses[name] == addresses[past], f"{name} must lie where {past} does"
 
     def _view(self, address: int, dtype: DataType, shape: Sequence[int]) -> NDArray[Any]:
-        types = {DataType.FLOAT: np.float32, DataType.HALF: np.float16, DataType.INT64: np.int64}
+        types = {
+            DataType.FLOAT: np.float32,
+            DataType.HALF: np.float16,
+            DataType.INT32: np.int32,
+            DataType.INT64: np.int64,
+        }
         kind = np.dtype(types[dtype])
         raw = self._cuda.device(address, int(np.prod(shape)) * kind.itemsize)
         return raw.view(kind).reshape(shape)

@@ -69,7 +69,7 @@ def _native_variant(variant: GraphVariant) -> GraphVariant:
         return spec
 
     assert variant.prefill is not None
-    length = TensorSpec(name="past_length", dtype="int64", shape=(1,))
+    length = TensorSpec(name="past_length", dtype="int32", shape=(1,))
     return variant.model_copy(
         update={
             "name": "native",
@@ -87,12 +87,13 @@ def _portable_mask() -> list[Any]:
         helper.make_node("Shape", ["input_ids"], ["tokens"], start=1, end=2),
         helper.make_node("Squeeze", ["tokens"], ["count"]),
         helper.make_node("Range", ["zero", "count", "one"], ["steps"]),
-        helper.make_node("Add", ["steps", "past_length"], ["own"]),
+        helper.make_node("Cast", ["past_length"], ["past"], to=TensorProto.INT64),
+        helper.make_node("Add", ["steps", "past"], ["own"]),
         helper.make_node("Unsqueeze", ["own", "axis1"], ["own_index"]),
         helper.make_node("Shape", ["mask"], ["width"], start=3, end=4),
         helper.make_node("Squeeze", ["width"], ["columns"]),
         helper.make_node("Range", ["zero", "columns", "one"], ["column"]),
-        helper.make_node("Less", ["column", "past_length"], ["is_past"]),
+        helper.make_node("Less", ["column", "past"], ["is_past"]),
         helper.make_node("Where", ["is_past", "mask", "masked"], ["past_mask"]),
         helper.make_node("Gather", ["mask", "own"], ["own_mask"], axis=3),
         helper.make_node("Concat", ["past_mask", "own_mask"], ["mask.portable"], axis=3),
@@ -121,5 +122,5 @@ def _rename_uses(graph: onnx.GraphProto, old: str, new: str) -> None:
 
 
 def _value(spec: TensorSpec) -> Any:
-    types = {"float": TensorProto.FLOAT, "int64": TensorProto.INT64}
+    types = {"float": TensorProto.FLOAT, "int32": TensorProto.INT32, "int64": TensorProto.INT64}
     return helper.make_tensor_value_info(spec.name, types[spec.dtype], list(spec.shape))

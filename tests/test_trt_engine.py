@@ -349,10 +349,22 @@ def test_a_plan_with_other_tensors_is_refused(device: FakeDevice) -> None:
     bundle = trt_bundle()
     device.engine(bundle).close()
     variant, _ = device.target.plan_keys(bundle)
-    other = variant.model_copy(update={"outputs": variant.outputs[1:]})
+    other = variant.model_copy(update={"outputs": variant.outputs[:-1]})
     manifest = bundle.manifest.model_copy(update={"graphs": (other,)})
     with pytest.raises(TensorRtError, match=r"has not its graph's inputs and outputs; build the plans again"):
         device.engine(replace(bundle, manifest=manifest))
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_layers": 1}, {"num_kv_heads": 1}, {"head_dim": 9}, {"vocab_size": 7}]
+)
+def test_numbers_that_are_not_the_graphs_are_refused_before_anything_is_built(
+    device: FakeDevice, change: dict[str, int]
+) -> None:
+    bundle = trt_bundle()
+    with pytest.raises(TensorRtError, match=r"contradicts itself: .*export the bundle again"):
+        device.engine(replace(bundle, manifest=bundle.manifest.model_copy(update=change)))
+    assert device.world.builds == []
 
 
 def test_the_native_graph_has_room_for_the_padding_of_its_widest_step(device: FakeDevice) -> None:
