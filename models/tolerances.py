@@ -34,9 +34,9 @@ TOLERANCES: dict[str, Tolerance] = {
 """By precision. The unquantised ones against PyTorch on the same weights."""
 
 ROUNDED_ACTIVATIONS = Tolerance(1.0, 0.15)
-"""Where activations are rounded to 8 bits, the last bit of a sum decides which way, and that grows from layer to
-layer. PyTorch itself, fed hidden states other by a millionth, gives SmolLM2 logits other by up to 3.6 of 34, and
-by up to 1.2 where outliers were moved into weights; its step's widths differ by up to 0.9."""
+"""Where activations are rounded to 8 bits, the last bit of a sum decides which way, and that grows with every
+layer. PyTorch itself, fed hidden states off by a millionth, gives SmolLM2 logits off by up to 3.6 of 34, or
+1.2 where outliers were moved into weights. Widths of its step differ by up to 0.9."""
 
 
 def run_tolerance(manifest: BundleManifest) -> Tolerance:
