@@ -15,6 +15,7 @@ from acespec.edge_runtime.remote import generate_remotely
 from acespec.edge_runtime.request import DraftSettings, GenerationRequest
 from acespec.edge_runtime.text import IncrementalText, encode_prompt
 from acespec.errors import AcespecError
+from acespec.export.options import ExportOptions, parse_precision
 from acespec.models import DEMO_PAIR, bundles_folder, load_tokenizer, model_fingerprint, pair
 from acespec.models.latency import machine_name
 from acespec.models.manifest import Bundle, BundleError, load_bundle
@@ -75,6 +76,7 @@ def prepare(say: Callable[[str], None], precision: str = PRECISION) -> Bundle:
 
     A bundle of another ``precision`` than the demo's lies beside it.
     """
+    options = ExportOptions(PAIR.buckets, graph="ort", precision=parse_precision(precision))
     folders = ensure_pair(PAIR, say)
     folder = bundles_folder() / (PAIR.draft if precision == PRECISION else f"{PAIR.draft}-{precision}")
     if folder.is_dir():
@@ -83,17 +85,36 @@ def prepare(say: Callable[[str], None], precision: str = PRECISION) -> Bundle:
         except BundleError as error:
             say(f"making the draft's bundle again: {error}")
         else:
-            manifest = bundle.manifest
-            exported = (manifest.source_fingerprint, manifest.precision, manifest.graphs[0].buckets)
-            if exported == (model_fingerprint(folders.draft), precision, PAIR.buckets):
+            if is_made_with(bundle, model_fingerprint(folders.draft), options):
                 return bundle
-            say("the draft's bundle was made from something else; making it again")
+            say("the draft's bundle was made from something else, or otherwise; making it again")
     from acespec.export.bundle import export_bundle  # brings torch: only where something is exported
-    from acespec.export.options import ExportOptions, parse_precision
 
     say(f"exporting {PAIR.draft} as {precision} to {folder}")
-    options = ExportOptions(PAIR.buckets, precision=parse_precision(precision))
     return export_bundle(folders.draft, folder, options, say)
+
+
+def is_made_with(bundle: Bundle, fingerprint: str, options: ExportOptions) -> bool:
+    """Whether ``bundle`` is what an export of the model with ``fingerprint`` and these ``options`` gives."""
+    manifest, variant = bundle.manifest, bundle.manifest.graphs[0]
+    made = (
+        manifest.source_fingerprint,
+        variant.name,
+        manifest.precision,
+        manifest.quantization,
+        variant.buckets,
+        None if variant.prefill is None else variant.prefill.width,
+        variant.top_k,
+    )
+    return made == (
+        fingerprint,
+        options.graph,
+        options.precision,
+        options.quantization,
+        options.buckets,
+        options.prefill_chunk,
+        options.top_k,
+    )
 
 
 async def ready_bundle() -> Bundle:

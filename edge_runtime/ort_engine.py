@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import onnxruntime as ort
@@ -36,14 +37,13 @@ class OnnxRuntimeEngine:
         max_context: int | None = None,
         accuracy_level: int = 4,
         provider: str = "cpu",
-        graph: str | None = None,
+        graph: Literal["ort", "portable"] | None = None,
         spin: bool = False,
     ) -> None:
         """``tree_rows`` is room beyond ``max_context`` rows; ``max_context`` lowers the bundle's.
 
-        ``accuracy_level`` concerns weight-only int4 and int8: 4 (fastest) multiplies in int8, 1 in float32.
-        ``provider`` is one of `PROVIDERS` or ``auto``; ``graph`` chooses among the bundle's; ``spin``: see
-        `open_session`. Raises `EngineError` when the graph does not load or is not what the manifest says,
+        ``provider`` is one of `PROVIDERS` or ``auto``; ``graph`` is chosen by it unless given; the others are
+        `SessionSettings`. Raises `EngineError` when the graph does not load or is not what the manifest says,
         `ProviderError` when a provider asked for by name does not run.
         """
         manifest = bundle.manifest

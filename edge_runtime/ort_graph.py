@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import onnxruntime as ort
 
@@ -43,18 +44,20 @@ def open_files(bundle: Bundle, variant: GraphVariant, settings: SessionSettings)
     return files
 
 
-def choose_graph(bundle: Bundle, provider: str = "cpu", graph: str | None = None) -> tuple[str, GraphVariant]:
+def choose_graph(
+    bundle: Bundle, provider: str = "cpu", graph: Literal["ort", "portable"] | None = None
+) -> tuple[str, GraphVariant]:
     """The provider that runs, and the graph it runs: on the CPU the ort graph if there is one.
 
-    ``auto`` and a bundle without a portable graph: the CPU, for nothing else runs the ort graph. Raises
-    ``AcespecError``: `ProviderError`, or `BundleError` naming the graph that is missing.
+    Nothing but the CPU runs the ort graph, so ``auto`` is the CPU where no other is to be had. Raises
+    `ProviderError`, `EngineError` for an ort graph wanted elsewhere, or `BundleError` for one missing.
     """
     names = [variant.name for variant in bundle.manifest.graphs]
-    if graph == "ort" or (provider == "auto" and "portable" not in names):
-        provider = "cpu" if provider == "auto" else provider
+    if provider == "auto" and (graph == "ort" or "portable" not in names):
+        provider = "cpu"
     chosen = choose_provider(provider)
-    if chosen != "cpu":
-        if graph == "ort":
-            raise EngineError(f"the ort graph runs on the CPU alone, not on {chosen}; choose --provider cpu")
-        return chosen, bundle.graph("portable")
-    return chosen, bundle.graph(graph or ("ort" if "ort" in names else "portable"))
+    if chosen == "cpu":
+        return chosen, bundle.graph(graph or ("ort" if "ort" in names else "portable"))
+    if graph == "ort":
+        raise EngineError(f"the ort graph runs on the CPU alone, not on {chosen}; choose --provider cpu")
+    return chosen, bundle.graph("portable")

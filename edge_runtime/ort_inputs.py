@@ -63,5 +63,4 @@ class StepInputs:
                 additive[:, : columns.past] = MASKED
             target, new = additive[:, columns.past :], columns.new - columns.past
             write_additive_mask(target, allowed, positions, new, window)
-            shape = (1, 1, width, columns.total)
-            binding.bind_input(name, "cpu", 0, memory.dtype.type, shape, memory.ctypes.data)
+            binding.bind_cpu_input(name, additive.reshape(1, 1, width, columns.total))

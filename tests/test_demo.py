@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from rich.console import Console
@@ -19,7 +19,7 @@ from rich.console import Console
 pytest.importorskip("torch", reason="the demo runs every part")
 
 from acespec.bench.commands import until_terminated
-from acespec.bench.demo import Comparison, DemoOptions, Run
+from acespec.bench.demo import Comparison, DemoOptions, Run, is_made_with
 from acespec.bench.demo_report import comparison_table, introduce, time_table, verdict
 from acespec.bench.processes import Service
 from acespec.bench.relay import Traffic
@@ -27,6 +27,8 @@ from acespec.edge_runtime.generate import GenerationResult
 from acespec.edge_runtime.request import FinishReason
 from acespec.edge_runtime.statistics import GenerationMetrics
 from acespec.errors import AcespecError
+from acespec.export.options import ExportOptions, default_quantization
+from tiny_bundle import tiny_bundle
 
 RELAY = ("wan-relay", "--target", "127.0.0.1:1", "--listen")
 
@@ -74,6 +76,29 @@ async def test_a_service_that_dies_is_noticed_when_its_next_line_is_wanted() -> 
         os.kill(process_id(service), signal.SIGKILL)
         with pytest.raises(AcespecError, match="'acespec wan-relay' ended: it said nothing"):
             await service.line()
+
+
+def test_a_bundle_made_otherwise_is_made_again() -> None:
+    bundle = tiny_bundle()
+    fingerprint = bundle.manifest.source_fingerprint
+    options = ExportOptions(buckets=(1, 4, 16), prefill_chunk=32)
+    assert is_made_with(bundle, fingerprint, options)
+    assert not is_made_with(bundle, "another", options)
+    for other in (
+        ExportOptions(buckets=(1, 4), prefill_chunk=32),
+        ExportOptions(buckets=(1, 4, 16), prefill_chunk=64),
+        ExportOptions(buckets=(1, 4, 16), prefill_chunk=32, graph="ort"),
+        ExportOptions(buckets=(1, 4, 16), prefill_chunk=32, precision="int8"),
+        ExportOptions(buckets=(1, 4, 16), prefill_chunk=32, top_k=9),
+    ):
+        assert not is_made_with(bundle, fingerprint, other)
+    quantized = bundle.manifest.model_copy(
+        update={"precision": "int8", "quantization": default_quantization("int8", "portable")}
+    )
+    int8 = ExportOptions(buckets=(1, 4, 16), prefill_chunk=32, precision="int8")
+    assert is_made_with(replace(bundle, manifest=quantized), fingerprint, int8)
+    asymmetric = quantized.model_copy(update={"quantization": default_quantization("int8", "ort")})
+    assert not is_made_with(replace(bundle, manifest=asymmetric), fingerprint, int8)
 
 
 def test_sigterm_lets_what_was_started_be_stopped() -> None:
