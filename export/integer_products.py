@@ -15,7 +15,15 @@ from onnx_ir import Node, Value
 from onnx_ir.tape import Tape
 
 from acespec.export.graph import MatrixProduct
-from acespec.export.graph_patterns import CONTRIB, attribute, made_by, nodes_of, size_of, take_over
+from acespec.export.graph_patterns import (
+    CONTRIB,
+    attribute,
+    made_by,
+    nodes_of,
+    remove_unused,
+    size_of,
+    take_over,
+)
 from acespec.export.lower_portable import initializer
 from acespec.export.quantized_matrix import QuantizedMatrix
 from acespec.export.smooth import round_rows
@@ -54,6 +62,7 @@ def round_activations(graph: onnx_ir.Graph) -> None:
         scaled = tape.op("Mul", [product, row_scales])
         graph.insert_before(node, tape.nodes)
         take_over(scaled, node.outputs[0])
+    remove_unused(graph)
 
 
 def _has_output_scales(dequantize: Node) -> bool:

@@ -47,10 +47,10 @@ def lower_ort(model: onnx_ir.Model, shape: DecoderShape, rounds_activations: boo
     fuse_rotations(graph)
     cancel_layouts(graph)
     fuse_norms(graph)
+    remove_unused(graph)
     merge_products(graph)
     if rounds_activations:
         round_activations(graph)
-    remove_unused(graph)
     model.opset_imports[CONTRIB] = 1
 
 

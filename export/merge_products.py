@@ -10,7 +10,15 @@ import onnx_ir
 from onnx_ir import Node, Value
 from onnx_ir.tape import Tape
 
-from acespec.export.graph_patterns import made_by, nodes_of, only_use, pairs, size_of, take_over
+from acespec.export.graph_patterns import (
+    made_by,
+    nodes_of,
+    only_use,
+    pairs,
+    remove_unused,
+    size_of,
+    take_over,
+)
 from acespec.export.layouts import ints
 
 
@@ -67,6 +75,7 @@ def merge_products(graph: onnx_ir.Graph) -> None:
         alike = [product for product in products if product.merges_with(products[0])]
         if len(alike) > 1:
             _merge(graph, rows, alike)
+    remove_unused(graph)
 
 
 def _match_product(node: Node) -> Product | None:
@@ -108,13 +117,6 @@ def _merge(graph: onnx_ir.Graph, rows: Value, products: Sequence[Product]) -> No
     graph.insert_before(first.node, tape.nodes)
     for each, part in zip(products, parts, strict=True):
         take_over(part, each.output)
-    for each in products:
-        for node in (each.bias_node, each.node, each.dequantize):
-            if node is not None:
-                graph.remove(node, safe=True)
-        for value in (*each.stored, each.bias):
-            if value is not None and value.name is not None:
-                del graph.initializers[value.name]
 
 
 def _like(value: Value, rows: Value, width: int) -> Value:

@@ -78,16 +78,17 @@ class GraphVariant(Sealed):
     |-------------------------------------|-------------------------------------------------------------|
     | `input_ids`, `position_ids`         | `[1, N]` int64                                              |
     | `logit_rows`                        | `[M]` int64: the tokens of this step whose logits are wanted |
-    | `past_length` (ort, native)         | rows in use before this step                                |
+    | `past_length` (ort, native)         | `[1]` int32: rows in use before this step                   |
     | each of ``masks``                   | `[1, 1, N, T]`, added to the scores                         |
     | `past_key.i`, `past_value.i`        | portable: `[S, KVH, D]`; ort, native: `[1, KVH, R, D]`      |
     | -> `logits`                         | `[1, M, vocab_size]` float32, or instead of them            |
     | -> `top_logits`, `top_ids`          | `[1, M, K]` float32 and int64, the largest first            |
     | -> `log_sum_exp`                    | `[1, M]` float32, of the whole row                          |
     | -> `new_key.i`, ... (portable)      | `[N, KVH, D]`: the rows of this step                        |
-    | -> `present_key.i`, ... (ort, native) | the past's memory, with the new rows in place             |
+    | -> `present_key.i`, ... (ort, native) | as the past, and bound to its memory: new rows in place   |
 
-    N tokens in a step, S rows before it, R rows in the buffer; T = S + N (portable, ort) or R (native).
+    N tokens in a step, S rows before it, R rows in the buffer, of which rows from S on may hold anything; T =
+    S + N (portable, ort) or R (native). In the ort graph a token's row must come after the rows it sees.
     """
 
     name: Literal["portable", "ort", "native"]
