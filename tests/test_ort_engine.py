@@ -24,7 +24,7 @@ from acespec.models.manifest import Bundle, BundleError, BundleManifest, load_bu
 from acespec.speculation import DraftLogits
 from tiny_bundle import tiny_bundle, tiny_decoder
 
-TOLERANCE = 1e-4
+TOLERANCE, HALF_TOLERANCE = 1e-4, 0.05
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "portable": ("llama", {}),
     "ort": ("llama", {"graph": "ort"}),
@@ -32,7 +32,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixed windows, ort": ("gemma 3", {"graph": "ort"}),
     "mixed windows, largest logits": ("gemma 3", {"top_k": 7}),
 }
-"""Engines by family and export options. Windows are of eight positions."""
+"""Engines by family and export options, all in float32. Windows are of eight positions."""
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -175,6 +175,18 @@ def test_windows_count_the_positions_of_moved_rows(kind: str) -> None:
     text = Tree(tuple(tree.tokens[row] for row in path) + tuple(range(100, 112)), tuple(range(-1, 22)))
     logits = feed(engine, text, len(path), len(text.tokens))
     check(logits, text.expected_logits(kind)[len(path) :])
+
+
+def test_float16_rows_and_masks_give_the_same_logits_but_for_rounding() -> None:
+    engine = OnnxRuntimeEngine(tiny_bundle(precision="fp16"), tree_rows=64)
+    assert engine._rows.buffer.storage.dtype == np.float16
+    parents = (-1, 0, 1, 2, *[3] * 8, *range(11, 17))
+    tree = Tree(tuple(range(20, 20 + len(parents))), parents)
+    expected = tree.expected_logits("portable")
+    for first, end in ((0, 3), (3, 12), (12, len(parents))):
+        logits = feed(engine, tree, first, end).values
+        assert logits.dtype == np.float32
+        np.testing.assert_allclose(logits, expected[first:end], rtol=0, atol=HALF_TOLERANCE)
 
 
 @each_kind
