@@ -44,6 +44,8 @@ def open_session(path: Path, settings: SessionSettings) -> ort.InferenceSession:
     spins = settings.spin and settings.threads > 1
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(settings.accuracy_level))
+    # x86 without VNNI adds products of bytes in 16 bits, which overflows: slower there alone, and right.
+    options.add_session_config_entry("session.x64quantprecision", "1")
     name = PROVIDERS[settings.provider]
     wanted: list[str | tuple[str, dict[str, str]]] = [CPU]
     if name != CPU:
