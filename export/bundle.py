@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from acespec.errors import AcespecError
@@ -13,7 +13,6 @@ from acespec.export.options import ExportOptions
 from acespec.export.staging import replaced_bundle
 from acespec.export.write import Progress, write_graph
 from acespec.models.chat import ChatTemplate, load_chat_template
-from acespec.models.exportable import load_decoder
 from acespec.models.files import sha256_of
 from acespec.models.fingerprint import model_fingerprint
 from acespec.models.manifest import Bundle, BundleManifest, load_bundle, write_manifest
@@ -49,11 +48,7 @@ def export_bundle(
     """
     with replaced_bundle(out) as folder:
         texts = _write_texts(model_folder, folder)
-        progress("loading the model")
-        model = load_decoder(model_folder)
-        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        options = replace(options, context=min(options.context, positions or options.context))
-        shape, variant = write_graph(model, folder, texts.sample_ids, texts.vocab_size, options, progress)
+        written = write_graph(model_folder, folder, texts.sample_ids, texts.vocab_size, options, progress)
         progress("hashing the files")
         manifest = BundleManifest(
             model_name=model_folder.name,
@@ -65,13 +60,13 @@ def export_bundle(
             eos_token=texts.template.eos_token if texts.template else None,
             tokenizer_file=TOKENIZER_FILE,
             chat_template_file=TEMPLATE_FILE if texts.template else None,
-            num_layers=shape.num_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            max_context=options.context,
+            num_layers=written.shape.num_layers,
+            num_kv_heads=written.shape.num_kv_heads,
+            head_dim=written.shape.head_dim,
+            max_context=written.context,
             precision=options.precision,
             quantization=options.quantization,
-            graphs=(variant,),
+            graphs=(written.variant,),
             file_sha256={file.name: sha256_of(file) for file in sorted(folder.iterdir())},
         )
         write_manifest(folder, manifest)

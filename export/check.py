@@ -35,12 +35,14 @@ class GraphRunner:
     The past begins with a masked row of zeros, as in the runtime: ONNX Runtime 1.23 fails on an empty one.
     """
 
-    def __init__(self, graph: Path, variant: GraphVariant, accuracy_level: int = 1) -> None:
+    def __init__(
+        self, graph: Path, variant: GraphVariant, accuracy_level: int = 1, prepack: bool = True
+    ) -> None:
         """``accuracy_level`` is ONNX Runtime's for int4 weights: 1 multiplies in float32, 4 in int8.
 
         Raises `ExportError` when the graph does not load.
         """
-        self._session = open_graph(graph, accuracy_level)
+        self._session = open_graph(graph, accuracy_level, prepack)
         self.step_seconds: list[tuple[int, float]] = []
         """Width and time of every step so far."""
         self._masks = variant.masks
@@ -81,11 +83,16 @@ def joined(steps: Sequence[Sequence[NDArray[Any]]]) -> DraftLogits:
     return DraftLogits(*columns)
 
 
-def open_graph(graph: Path, accuracy_level: int = 1) -> onnxruntime.InferenceSession:
-    """A session on the CPU. Raises `ExportError` when the graph does not load."""
+def open_graph(graph: Path, accuracy_level: int = 1, prepack: bool = True) -> onnxruntime.InferenceSession:
+    """A session on the CPU. Raises `ExportError` when the graph does not load.
+
+    Weights that are not prepacked are slower, and not held twice.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.add_session_config_entry("session.disable_prepacking", "0" if prepack else "1")
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(accuracy_level))
+    options.add_session_config_entry("session.x64quantprecision", "1")  # or bytes overflow without VNNI
     try:
         return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's errors share no narrower base

@@ -23,12 +23,14 @@ class InPlaceRunner:
     reads them computes something else.
     """
 
-    def __init__(self, graph: Path, variant: GraphVariant, accuracy_level: int = 1) -> None:
+    def __init__(
+        self, graph: Path, variant: GraphVariant, accuracy_level: int = 1, prepack: bool = True
+    ) -> None:
         """``accuracy_level`` is ONNX Runtime's for int4 weights: 1 multiplies in float32, 4 in int8.
 
         Raises `ExportError` when the graph does not load.
         """
-        self._session = open_graph(graph, accuracy_level)
+        self._session = open_graph(graph, accuracy_level, prepack)
         self.step_seconds: list[tuple[int, float]] = []
         """Width and time of every step so far."""
         self._variant = variant

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,11 @@ class ExportError(AcespecError):
 class MatrixProduct(nn.Module):
     """A linear layer that keeps its weight as a graph multiplies: ``[in, out]``, ready to be quantised."""
 
-    def __init__(self, linear: nn.Linear, out_features: int) -> None:
-        """Take over the first ``out_features`` of ``linear``."""
+    def __init__(self, linear: nn.Linear, out_features: int, copied: bool) -> None:
+        """Take over the first ``out_features`` of ``linear``, with the memory they are in or ``copied``."""
         super().__init__()
-        self.weight = nn.Parameter(linear.weight[:out_features].T.contiguous(), requires_grad=False)
+        weight = linear.weight[:out_features].detach()
+        self.weight = nn.Parameter((weight.clone() if copied else weight).T, requires_grad=False)
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias[:out_features], False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -64,14 +65,37 @@ class MatrixProduct(nn.Module):
         return product if self.bias is None else product + self.bias
 
 
-def use_matrix_products(decoder: ExportableDecoder) -> None:
-    """Replace every linear layer of the decoder, and cut the head's to the vocabulary it is asked for."""
+def use_matrix_products(decoder: ExportableDecoder, to_be_changed: bool = True) -> None:
+    """Replace every linear layer of the decoder, and cut the head's to the vocabulary it is asked for.
+
+    Where weights are ``to_be_changed``, a head tied to the table of tokens gets a copy of it.
+    """
     head = decoder.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    table = decoder.model.get_input_embeddings().weight
     for parent in list(decoder.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 width = decoder.vocab_size if child is head else child.out_features
-                setattr(parent, name, MatrixProduct(child, width))
+                copied = to_be_changed and child.weight is table
+                setattr(parent, name, MatrixProduct(child, width, copied))
+
+
+def empty_weights(decoder: ExportableDecoder, names: Iterable[str]) -> None:
+    """Free the memory of the weights called so: the graph will hold them in another form.
+
+    They keep shape and type, which is all that tracing reads of them, and a value each: the exporter makes
+    one of equal constants. The other weights move, for they may be pieces of one file in memory, which is
+    freed whole or not at all.
+    """
+    for number, name in enumerate(names):
+        path, _, attribute = name.rpartition(".")
+        module = decoder.get_submodule(path)
+        weight = getattr(module, attribute)
+        empty = torch.full((1,), float(number), dtype=weight.dtype).expand(weight.shape)
+        setattr(module, attribute, nn.Parameter(empty, requires_grad=False))
+    for parameter in decoder.parameters():
+        if parameter.is_contiguous():
+            parameter.data = parameter.data.clone()
 
 
 def trace_graph(decoder: ExportableDecoder) -> onnx_ir.Model:
@@ -175,6 +199,12 @@ def quiet_exporter() -> Iterator[None]:
             yield
         finally:
             exporter_log.setLevel(level)
+
+
+def forget_weights(graph: onnx_ir.Graph) -> None:
+    """Let go of what the graph's constants hold. The exporter's rewriting rules keep the last graph alive."""
+    for value in graph.initializers.values():
+        value.const_value = None
 
 
 def save_graph(model: onnx_ir.Model, file: Path) -> None:

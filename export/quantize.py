@@ -45,9 +45,9 @@ def quantize_decoder(
     """
     matrices = {}
     head = decoder.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    for path, module in decoder.named_modules():
-        if not isinstance(module, MatrixProduct):
-            continue
+    products = [(path, each) for path, each in decoder.named_modules() if isinstance(each, MatrixProduct)]
+    # The largest first: what it takes for a moment comes before the others' integers, not beside them.
+    for path, module in sorted(products, key=lambda product: -product[1].weight.numel()):
         bits: int | None = quantization.bits
         block = quantization.block
         if module is head:

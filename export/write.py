@@ -1,42 +1,111 @@
-"""From a loaded model to graph files that passed their check."""
+"""From a model folder to graph files that passed their check."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import onnx_ir
+import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from acespec.export.check import GraphRunner, compare_logits, likeliest_tokens, torch_logits
 from acespec.export.check_in_place import InPlaceRunner
 from acespec.export.fixed_shapes import save_fixed
-from acespec.export.graph import ATTENTION_DOMAIN, save_graph, tensor_spec, trace_graph, use_matrix_products
+from acespec.export.graph import (
+    ATTENTION_DOMAIN,
+    empty_weights,
+    forget_weights,
+    save_graph,
+    tensor_spec,
+    trace_graph,
+    use_matrix_products,
+)
 from acespec.export.integer_products import rounded_activations
 from acespec.export.lower_ort import lower_ort
 from acespec.export.lower_portable import lower_portable
 from acespec.export.options import ExportOptions
 from acespec.export.quantize import quantize_decoder, quantize_graph
-from acespec.models.exportable import DecoderShape, ExportableDecoder
+from acespec.models.exportable import DecoderShape, ExportableDecoder, load_decoder
 from acespec.models.manifest import GraphVariant, PrefillGraph
-from acespec.models.probe import branching_probe, causal_probe
-from acespec.models.tolerances import ROUNDED_ACTIVATIONS, TOLERANCES
+from acespec.models.probe import Probe, branching_probe, causal_probe
+from acespec.models.tolerances import ROUNDED_ACTIVATIONS, TOLERANCES, Tolerance
 
 Progress = Callable[[str], object]
 """Told, in a few words, what the export does next or found out."""
 PROBE_TOKENS = 24
+DTYPES = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "int8": torch.float32,
+    "int4": torch.float32,
+}
+"""What the model computes in, by precision."""
+
+
+@dataclass(frozen=True)
+class WrittenGraph:
+    """What a manifest says of a graph and of the model it was made from."""
+
+    variant: GraphVariant
+    shape: DecoderShape
+    context: int
+    """Positions the draft may use: those asked for, or those the model knows if they are fewer."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What PyTorch computes, kept when the model is gone."""
+
+    probe: Probe
+    expected: NDArray[np.float32]  # [n, vocab_size], with the weights the graph has
+    sample: Probe
+    likeliest: NDArray[np.int64]  # [n], with the model's own weights
+    tolerance: Tolerance
 
 
 def write_graph(
+    model_folder: Path,
+    folder: Path,
+    sample_ids: Sequence[int],
+    vocab_size: int,
+    options: ExportOptions,
+    progress: Progress,
+) -> WrittenGraph:
+    """Trace, quantise, lower and write the graph that ``options`` ask for, and check it against PyTorch."""
+    progress("loading the model")
+    written, reference = _write(
+        load_decoder(model_folder, DTYPES[options.precision]),
+        folder,
+        sample_ids,
+        vocab_size,
+        options,
+        progress,
+    )
+    release_memory()  # the model is gone, and the check holds its weights once more
+    progress("checking the graph against PyTorch")
+    check_graph(folder / f"{options.graph}.onnx", written.variant, reference, options, progress)
+    return written
+
+
+def _write(
     model: PreTrainedModel,
     folder: Path,
     sample_ids: Sequence[int],
     vocab_size: int,
     options: ExportOptions,
     progress: Progress,
-) -> tuple[DecoderShape, GraphVariant]:
-    """Trace, quantise, lower and write the graph that ``options`` ask for, and check it against PyTorch."""
+) -> tuple[WrittenGraph, Reference]:
+    """Write the graph, and say what PyTorch computes in its place."""
+    known = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    options = replace(options, context=min(options.context, known or options.context))
     decoder = ExportableDecoder(model, vocab_size, options.context, options.top_k)
     probe = branching_probe(np.resize(sample_ids, PROBE_TOKENS))
     sample = causal_probe(sample_ids[: options.context])
@@ -44,7 +113,7 @@ def write_graph(
     expected = torch_logits(model, probe, vocab_size)
     likeliest = torch_logits(model, sample, vocab_size).argmax(axis=1)
 
-    use_matrix_products(decoder)
+    use_matrix_products(decoder, to_be_changed=options.quantization is not None)
     matrices = {}
     rounds_activations = False
     if options.quantization is not None:
@@ -53,6 +122,7 @@ def write_graph(
         rounds_activations = options.quantization.activation_bits is not None
         with rounded_activations(decoder, matrices if rounds_activations else {}):
             expected = torch_logits(model, probe, vocab_size)
+        empty_weights(decoder, matrices)
 
     progress("tracing the graph")
     traced = trace_graph(decoder)
@@ -66,19 +136,35 @@ def write_graph(
     save_graph(traced, file)
     variant = describe(traced, file, decoder, options)
     write_buckets(file, variant)
-
-    progress("checking the graph against PyTorch")
-    prefix = probe.count // 2
-    runner = InPlaceRunner if options.graph == "ort" else GraphRunner
-    actual = runner(file, variant).run(probe, (prefix, probe.count - prefix - 1, 1))
+    forget_weights(traced.graph)
     tolerance = ROUNDED_ACTIVATIONS if rounds_activations else TOLERANCES[options.precision]
-    difference = compare_logits(actual, expected, file, tolerance)
+    return (
+        WrittenGraph(variant, decoder.shape, options.context),
+        Reference(probe, expected, sample, likeliest, tolerance),
+    )
+
+
+def check_graph(
+    file: Path, variant: GraphVariant, reference: Reference, options: ExportOptions, progress: Progress
+) -> None:
+    """Run the graph in ``file`` and compare. Raises `ExportShapeError` or `ExportToleranceError`."""
+    probe, sample = reference.probe, reference.sample
+    runner = InPlaceRunner if options.graph == "ort" else GraphRunner
+    prefix = probe.count // 2
+    actual = runner(file, variant, prepack=False).run(probe, (prefix, probe.count - prefix - 1, 1))
+    difference = compare_logits(actual, reference.expected, file, reference.tolerance)
     progress(f"its logits differ from PyTorch's by at most {difference:.1e}")
-    if matrices:
+    if options.quantization is not None:
         quick = runner(file, variant, accuracy_level=4).run(sample, (sample.count,))
-        share = float(np.mean(likeliest_tokens(quick) == likeliest))
+        share = float(np.mean(likeliest_tokens(quick) == reference.likeliest))
         progress(f"its likeliest token is the full model's at {share:.0%} of {sample.count} positions")
-    return decoder.shape, variant
+
+
+def release_memory() -> None:
+    """Give freed memory back to the system, where its allocator can be asked to (glibc)."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def describe(
