@@ -13,10 +13,12 @@ from acespec.export.graph_patterns import CONTRIB, nodes_of
 from acespec.export.integer_products import round_activations
 from acespec.export.merge_products import merge_products
 
-INPUTS, OUTPUTS = 64, 48
+INPUTS = 64
 
 
-def weights(seed: int, outputs: int = OUTPUTS) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+def weights(seed: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Each seed's have another number of outputs."""
+    outputs = INPUTS - 8 * (seed - 1)
     generator = np.random.default_rng(seed)
     values = generator.integers(-127, 128, (INPUTS, outputs)).astype(np.int8)
     return values, generator.uniform(0.01, 0.02, outputs).astype(np.float32)
@@ -62,10 +64,10 @@ def quantised_products(
         weight = tape.op("DequantizeLinear", stored, attributes or {"axis": 1})
         weight.shape, weight.type = onnx_ir.Shape(values.shape), float_type
         output = tape.op("MatMul", [x, weight])
-        output.shape, output.type = onnx_ir.Shape([1, "N", OUTPUTS]), float_type
+        output.shape, output.type = onnx_ir.Shape([1, "N", values.shape[1]]), float_type
         if bias:
             output = tape.op("Add", [output, constant(graph, f"bias{index}", scales * 100)])
-            output.shape, output.type = onnx_ir.Shape([1, "N", OUTPUTS]), float_type
+            output.shape, output.type = onnx_ir.Shape([1, "N", values.shape[1]]), float_type
         output.name = f"y{index}"
         graph.extend(tape.nodes)
         graph.outputs.append(output)
@@ -134,8 +136,8 @@ def test_biases_are_merged_with_their_products() -> None:
 
 
 def test_weights_stored_otherwise_are_neither_merged_nor_rounded() -> None:
-    """Here the second product's scales belong to its inputs, as many as its outputs."""
-    model = quantised_products(1, 2)
+    """Here the second product's scales belong to its inputs, which are as many as its outputs."""
+    model = quantised_products(2, 1)
     _, second = nodes_of(model.graph, "DequantizeLinear")
     second.attributes["axis"] = onnx_ir.AttrInt64("axis", 0)
     merge_products(model.graph)
