@@ -47,7 +47,8 @@ class GraphRunner:
         """Width and time of every step so far."""
         self._masks = variant.masks
         self._past = [spec for spec in variant.inputs if spec.name.startswith("past_")]
-        self._dtype = {"float": np.float32, "float16": np.float16}[self._past[0].dtype]
+        types = {spec.name: spec.type for spec in self._session.get_inputs()}
+        self._dtype = np.float16 if types[self._past[0].name] == "tensor(float16)" else np.float32
 
     def run(self, probe: Probe, widths: tuple[int, ...]) -> DraftLogits:
         """Logits of the probe's n tokens, fed in steps of ``widths`` tokens, which sum to n."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from acespec.export.lower_ort import lower_ort
 from acespec.export.lower_portable import lower_portable
 from acespec.export.options import ExportOptions
 from acespec.export.quantize import quantize_decoder, quantize_graph
+from acespec.export.widen import save_widened
 from acespec.models.exportable import DecoderShape, ExportableDecoder, load_decoder
 from acespec.models.manifest import GraphVariant, PrefillGraph
 from acespec.models.probe import Probe, branching_probe, causal_probe
@@ -148,6 +150,19 @@ def check_graph(
     file: Path, variant: GraphVariant, reference: Reference, options: ExportOptions, progress: Progress
 ) -> None:
     """Run the graph in ``file`` and compare. Raises `ExportShapeError` or `ExportToleranceError`."""
+    if options.precision == "bf16":
+        with tempfile.TemporaryDirectory(dir=file.parent) as beside:
+            twin = Path(beside) / file.name
+            save_widened(file, twin)
+            progress("its twin in float32 is checked: no CPU kernel multiplies bf16")
+            _check_file(twin, variant, reference, options, progress)
+        return
+    _check_file(file, variant, reference, options, progress)
+
+
+def _check_file(
+    file: Path, variant: GraphVariant, reference: Reference, options: ExportOptions, progress: Progress
+) -> None:
     probe, sample = reference.probe, reference.sample
     runner = InPlaceRunner if options.graph == "ort" else GraphRunner
     prefix = probe.count // 2
