@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import onnxruntime as ort
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from acespec.edge_runtime.budget import bucket_for
 from acespec.edge_runtime.cuda import load_cuda
-from acespec.edge_runtime.ort_graph import GraphFile, choose_graph, open_files
+from acespec.edge_runtime.ort_graph import GraphFile, GraphName, choose_graph, open_files
 from acespec.edge_runtime.ort_inputs import StepInputs
 from acespec.edge_runtime.ort_interface import FLOAT_TYPES, check_variant, row_names, row_type
 from acespec.edge_runtime.ort_logits import LogitsBuffers
@@ -37,7 +36,7 @@ class OnnxRuntimeEngine:
         max_context: int | None = None,
         accuracy_level: int = 4,
         provider: str = "cpu",
-        graph: Literal["ort", "portable"] | None = None,
+        graph: GraphName | None = None,
         spin: bool = False,
     ) -> None:
         """``tree_rows`` is room beyond ``max_context`` rows; ``max_context`` lowers the bundle's.

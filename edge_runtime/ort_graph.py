@@ -13,6 +13,9 @@ from acespec.edge_runtime.providers import choose_provider
 from acespec.models.manifest import Bundle, GraphVariant
 
 
+GraphName = Literal["portable", "ort", "native"]
+
+
 @dataclass(frozen=True)
 class GraphFile:
     """An open graph, and what its shapes are fixed to."""
@@ -45,14 +48,19 @@ def open_files(bundle: Bundle, variant: GraphVariant, settings: SessionSettings)
 
 
 def choose_graph(
-    bundle: Bundle, provider: str = "cpu", graph: Literal["ort", "portable"] | None = None
+    bundle: Bundle, provider: str = "cpu", graph: GraphName | None = None
 ) -> tuple[str, GraphVariant]:
     """The provider that runs, and the graph it runs: on the CPU the ort graph if there is one.
 
     Nothing but the CPU runs the ort graph, so ``auto`` is the CPU where no other is to be had. Raises
-    `ProviderError`, `EngineError` for an ort graph wanted elsewhere, or `BundleError` for one missing.
+    `ProviderError`, `EngineError` for a graph that does not run there, or `BundleError` for one missing.
     """
     names = [variant.name for variant in bundle.manifest.graphs]
+    if graph == "native" or names == ["native"]:
+        raise EngineError(
+            f"TensorRT alone runs the native graph of {bundle.folder}; choose --runtime tensorrt, "
+            "or export with --graph ort"
+        )
     if provider == "auto" and (graph == "ort" or "portable" not in names):
         provider = "cpu"
     chosen = choose_provider(provider)

@@ -334,6 +334,8 @@ def test_the_cpu_runs_the_ort_graph_where_there_are_both(tmp_path: Path) -> None
             choose_graph(bundle, "cuda", "ort")
         with pytest.raises(BundleError, match="no 'portable' graph"):
             choose_graph(ort_bundle, "cuda")
+    with pytest.raises(EngineError, match=r"TensorRT alone runs the native graph"):
+        choose_graph(bundle, graph="native")
 
 
 def test_a_context_beyond_the_memory_is_one_line() -> None:
