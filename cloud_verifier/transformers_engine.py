@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from acespec.cloud_verifier.engine import TargetInfo
 from acespec.cloud_verifier.kv_cache import rollback_cache
 from acespec.errors import AcespecError
+from acespec.models.architecture import positions_without_switch
 from acespec.models.fingerprint import model_fingerprint
 from acespec.models.vocabulary import load_tokenizer, vocabulary_hash, vocabulary_size
 
@@ -79,7 +80,7 @@ class TransformersEngine:
             fingerprint=fingerprint,
             vocabulary_hash=vocabulary_hash(tokenizer_json),
             vocab_size=vocab_size,
-            max_context=int(config.max_position_embeddings),
+            max_context=_known_positions(config),
         )
         return cls(model.to(device), info)
 
@@ -146,6 +147,19 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
             f"{folder} lacks {len(missing)} of the model's tensors, {missing[0]} first; fetch the model again"
         )
     return model
+
+
+def _known_positions(config: PretrainedConfig) -> int:
+    """Positions a session may use: those the model knows, as long as its cached rows stay valid."""
+    known = int(config.max_position_embeddings)
+    limit = positions_without_switch(config)
+    if limit is None or limit >= known:
+        return known
+    logger.warning(
+        "contexts are cut to %d tokens: beyond, LongRoPE changes its frequencies and cached rows with them",
+        limit,
+    )
+    return limit
 
 
 def check_device(device: str) -> None:

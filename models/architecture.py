@@ -27,20 +27,18 @@ def refuse_by_config(model: PreTrainedModel, context: int) -> None:
     reason = _unsupported_part(model, config)
     if reason is not None:
         raise UnsupportedModelError(architecture, reason)
-    for rotary in rotary_parameters(config):
-        kind = rotary.get("rope_type")
-        if kind == "dynamic":
-            raise UnsupportedModelError(
-                architecture, "its rotary frequencies (dynamic) change with the length of the text"
-            )
-        limit = rotary.get("original_max_position_embeddings")
-        if kind == "longrope" and limit is not None and context > limit:
-            raise UnsupportedModelError(
-                architecture,
-                f"its rotary frequencies (longrope) are others beyond {limit} positions, and rows kept from "
-                "before would have to change with them",
-                f"export it with --context {limit} or less",
-            )
+    if any(rotary.get("rope_type") == "dynamic" for rotary in rotary_parameters(config)):
+        raise UnsupportedModelError(
+            architecture, "its rotary frequencies (dynamic) change with the length of the text"
+        )
+    limit = positions_without_switch(config)
+    if limit is not None and context > limit:
+        raise UnsupportedModelError(
+            architecture,
+            f"its rotary frequencies (longrope) are others beyond {limit} positions, and rows kept from "
+            "before would have to change with them",
+            f"export it with --context {limit} or less",
+        )
 
 
 def _unsupported_part(model: PreTrainedModel, config: PretrainedConfig) -> str | None:
@@ -77,6 +75,19 @@ def rotary_parameters(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
         yield parameters
     else:
         yield from (nested for nested in parameters.values() if isinstance(nested, dict))
+
+
+def positions_without_switch(config: PretrainedConfig) -> int | None:
+    """Positions up to which LongRoPE keeps its frequencies; None: the model has another rotary embedding.
+
+    Beyond them, rows kept from before would have to be computed again.
+    """
+    limits = [
+        rotary["original_max_position_embeddings"]
+        for rotary in rotary_parameters(config)
+        if rotary.get("rope_type") == "longrope" and "original_max_position_embeddings" in rotary
+    ]
+    return min(limits, default=None)
 
 
 def hold_rotary_frequencies(model: PreTrainedModel) -> None:

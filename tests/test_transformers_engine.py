@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from acespec.cloud_verifier.transformers_engine import TransformersEngine
 from acespec.errors import AcespecError
 from acespec.models import model_fingerprint, vocabulary_hash
 from model_folder import tiny_tokenizer
+from tiny_families import CONTEXT, SUPPORTED
 from tiny_target import ARCHITECTURES, MAX_CONTEXT, PADDED_VOCAB, tiny_model, write_target_folder
 
 VOCAB = 257
@@ -63,6 +65,34 @@ def test_a_chain_after_a_rollback_sees_what_a_fresh_forward_sees(architecture: s
     assert logits.dtype == np.float32
     expected = fresh_logits(model, [*prompt, *rejected[:2], *chain])[-3:]
     np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", SUPPORTED)
+def test_every_family_can_be_rolled_back_and_verified(family: str) -> None:
+    """Windows of eight positions slide over the rolled-back rows; the head's padding is cut."""
+    model = SUPPORTED[family]().double()
+    engine = TransformersEngine(model, replace(INFO, max_context=CONTEXT))
+    prompt = [(53 * i + 11) % VOCAB for i in range(20)]
+    sequence = engine.open()
+    engine.prefill(sequence, ids(prompt))
+    engine.verify(sequence, ids([1, 2, 3, 4, 5]))
+    engine.rollback(sequence, len(prompt) + 2)
+    logits = engine.verify(sequence, ids([9, 8, 7, 6]))
+    expected = fresh_logits(model, [*prompt, 1, 2, 9, 8, 7, 6])[-4:]
+    np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
+
+
+def test_contexts_end_where_longrope_would_change_the_rows_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = SUPPORTED["phi 4 mini, longrope"]()
+    assert model.config.max_position_embeddings > CONTEXT
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    with caplog.at_level(logging.WARNING):
+        engine = TransformersEngine.load(tmp_path)
+    assert engine.info.max_context == CONTEXT
+    assert f"cut to {CONTEXT} tokens" in caplog.text
 
 
 Step = tuple[str, int, list[int]]
