@@ -12,7 +12,6 @@ from acespec.edge_runtime.ort_session import EngineError, SessionSettings, open_
 from acespec.edge_runtime.providers import choose_provider
 from acespec.models.manifest import Bundle, GraphVariant
 
-
 GraphName = Literal["portable", "ort", "native"]
 
 
