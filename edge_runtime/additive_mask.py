@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MASKED = -1e4
-"""Added to a score that must not count. Finite, and a float16: a row that attends to nothing stays finite."""
+from acespec.models.manifest import MASKED as MASKED
 
 
 def write_additive_mask(

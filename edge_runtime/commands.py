@@ -16,11 +16,11 @@ import click
 from acespec.edge_runtime.draft_model import load_draft
 from acespec.edge_runtime.generate import GenerationResult
 from acespec.edge_runtime.request import DraftSettings, GenerationRequest
-from acespec.edge_runtime.runtimes import Provider, Runtime, runtime_options
+from acespec.edge_runtime.runtimes import Provider, runtime_options
 from acespec.errors import AcespecError
 from acespec.models import DEMO_PAIR, bundles_folder, load_tokenizer, pair
 from acespec.models.manifest import Bundle, load_bundle
-from acespec.options import THREADS, FiniteRange
+from acespec.options import THREADS, FiniteRange, Runtime
 from acespec.speculation import Allocation, SamplingParams
 from acespec.wire import MAX_CHAIN, AcceptanceMode
 

@@ -9,9 +9,10 @@ from acespec.compute import StepRunner, ThreadRunner
 from acespec.edge_runtime.controller import ProfileAt
 from acespec.edge_runtime.engine import DraftEngine
 from acespec.edge_runtime.profiler import measured_profile
-from acespec.edge_runtime.runtimes import Provider, Runtime, open_engine
+from acespec.edge_runtime.runtimes import Provider, open_engine
 from acespec.models.latency import DEFAULT_RUNTIME, machine_name
 from acespec.models.manifest import Bundle
+from acespec.options import Runtime
 
 logger = logging.getLogger(__name__)
 

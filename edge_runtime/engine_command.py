@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
+from acespec.edge_runtime.trt_module import TensorRtRuntime
+
 if TYPE_CHECKING:
     from acespec.edge_runtime.plan_builder import BuildTarget
-    from acespec.edge_runtime.trt_module import TensorRtRuntime
 
 MEBIBYTE = 1 << 20
 
@@ -23,7 +24,7 @@ def engine() -> None:
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option(
     "--runtime",
-    type=click.Choice(["tensorrt", "tensorrt-rtx"]),
+    type=click.Choice(get_args(TensorRtRuntime)),
     default="tensorrt",
     show_default=True,
     help="What shall run the plans.",

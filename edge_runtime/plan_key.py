@@ -9,10 +9,17 @@ from collections.abc import Mapping
 from typing import Literal
 
 from acespec.edge_runtime.trt_module import TensorRtError, TensorRtRuntime
-from acespec.models.manifest import Bundle, FileName, GraphVariant, Sealed, Sha256, TensorSpec, Width
+from acespec.models.manifest import (
+    DEFAULT_TREE_ROWS,
+    Bundle,
+    FileName,
+    GraphVariant,
+    Sealed,
+    Sha256,
+    TensorSpec,
+    Width,
+)
 
-DEFAULT_TREE_ROWS = 512
-"""Rows beyond the context, for the tree, where the graph leaves their number open."""
 NATIVE_SINCE: dict[TensorRtRuntime, tuple[int, int]] = {"tensorrt": (10, 15), "tensorrt-rtx": (1, 7)}
 """The first version that knows the operators of the ``native`` graph."""
 
@@ -92,11 +99,9 @@ def plan_keys(
     """
     manifest = bundle.manifest
     steps_of: dict[str, list[StepShape]] = {}
-    for width in variant.buckets:
-        steps_of.setdefault(variant.bucket_files[width], []).append(StepShape(width=width, logit_rows=width))
-    if variant.prefill is not None:
-        prefill = StepShape(width=variant.prefill.width, logit_rows=1)
-        steps_of.setdefault(variant.prefill.file, []).append(prefill)
+    for step in variant.steps:
+        shape = StepShape(width=step.width, logit_rows=step.logit_rows)
+        steps_of.setdefault(step.file, []).append(shape)
     weights = {name: digest for name, digest in manifest.file_sha256.items() if name.endswith(".data")}
     assert variant.name != "ort"
     return tuple(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from acespec.edge_runtime.runtimes import Provider, Runtime, runtime_options
-from acespec.options import THREADS
+from acespec.edge_runtime.runtimes import Provider, runtime_options
+from acespec.options import THREADS, Runtime
 
 
 @click.command()

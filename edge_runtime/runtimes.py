@@ -11,10 +11,9 @@ import click
 from acespec.edge_runtime.engine import DraftEngine
 from acespec.errors import AcespecError
 from acespec.models.manifest import Bundle
+from acespec.options import RUNTIMES, Runtime
 
-Runtime = Literal["onnxruntime", "tensorrt", "tensorrt-rtx"]
 Provider = Literal["auto", "cpu", "cuda", "tensorrt"]
-RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 PROVIDERS: tuple[Provider, ...] = get_args(Provider)
 """Of ONNX Runtime. ``auto`` is CUDA where it runs, else the CPU."""
 

@@ -31,8 +31,6 @@ from acespec.speculation import DraftLogits
 
 logger = logging.getLogger(__name__)
 
-FLOAT_BYTES = {"float": 4, "float16": 2, "bfloat16": 2}
-
 
 def open_tensorrt_engine(
     bundle: Bundle,
@@ -267,7 +265,7 @@ def row_layout(past: Sequence[TensorSpec], rows: int, is_native: bool) -> RowLay
     """How the rows of ``past`` tensors lie: ``[S, KVH, D]``, native ``[1, KVH, R, D]``."""
     shape = past[0].shape
     heads, head_dim = int(shape[1]), int(shape[-1])
-    size = FLOAT_BYTES[past[0].dtype]
+    size = past[0].element_bytes
     if is_native:
         return RowLayout(len(past), heads, rows, head_dim * size)
     return RowLayout(len(past), 1, rows, heads * head_dim * size)

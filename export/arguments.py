@@ -10,20 +10,17 @@ from acespec.errors import AcespecError
 from acespec.export.options import (
     DEFAULT_CONTEXT,
     DEFAULT_PREFILL,
-    DEFAULT_TREE_ROWS,
     GRAPH_OF_RUNTIME,
     ExportOptions,
-    Graph,
     Layout,
-    Precision,
     default_quantization,
     parse_buckets,
     parse_logits,
 )
 from acespec.export.tensorrt_weights import refuse_for_tensorrt, tensorrt_quantization
-from acespec.models.manifest import Quantization
+from acespec.models.manifest import DEFAULT_TREE_ROWS, GraphName, Precision, Quantization
+from acespec.options import Runtime
 
-Runtime = Literal["onnxruntime", "tensorrt", "tensorrt-rtx"]
 BLOCK_NAMES = {"32": 32, "128": 128, "column": None}
 HEAD_BITS = {"float": None, "int8": 8, "int4": 4}
 BITS = {"float": None, "int8": 8}
@@ -37,7 +34,7 @@ class ExportArguments:
 
     buckets: str
     runtime: Runtime = "onnxruntime"
-    graph: Graph | Literal["auto"] = "auto"
+    graph: GraphName | Literal["auto"] = "auto"
     precision: Precision | None = None
     block: str | None = None
     """A key of `BLOCK_NAMES`."""
@@ -76,7 +73,7 @@ def export_options(arguments: ExportArguments) -> ExportOptions:
     )
 
 
-def _graph(arguments: ExportArguments, precision: Precision) -> Graph:
+def _graph(arguments: ExportArguments, precision: Precision) -> GraphName:
     """The graph asked for, or the one the runtime runs best at ``precision``."""
     runtime, graph = arguments.runtime, arguments.graph
     if graph == "auto":
@@ -90,7 +87,7 @@ def _graph(arguments: ExportArguments, precision: Precision) -> Graph:
     return graph
 
 
-def _quantization(arguments: ExportArguments, precision: Precision, graph: Graph) -> Quantization | None:
+def _quantization(arguments: ExportArguments, precision: Precision, graph: GraphName) -> Quantization | None:
     """How ``precision`` is quantised, with what was asked for in place of the defaults."""
     changes = _changes(arguments)
     if precision not in ("int8", "int4"):

@@ -13,13 +13,13 @@ from acespec.export.options import (
     DEFAULT_BUCKETS,
     DEFAULT_CONTEXT,
     DEFAULT_PREFILL,
-    DEFAULT_TREE_ROWS,
     GRAPHS,
     LAYOUTS,
     PRECISIONS,
-    RUNTIMES,
 )
 from acespec.export.staging import ended_by_signal
+from acespec.models.manifest import DEFAULT_TREE_ROWS
+from acespec.options import RUNTIMES
 
 if TYPE_CHECKING:
     from acespec.export.evaluate import EvaluationRow

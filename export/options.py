@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from acespec.errors import AcespecError
-from acespec.models.manifest import WIDEST_BUCKET, Quantization
+from acespec.models.manifest import DEFAULT_TREE_ROWS, WIDEST_BUCKET, GraphName, Precision, Quantization
+from acespec.options import Runtime
 
-Graph = Literal["portable", "ort", "native"]
-Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 Layout = Literal["profiles", "split"]
 
-PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")
-GRAPHS: tuple[Graph, ...] = ("portable", "ort", "native")
-LAYOUTS: tuple[Layout, ...] = ("profiles", "split")
-RUNTIMES = ("onnxruntime", "tensorrt", "tensorrt-rtx")
-GRAPH_OF_RUNTIME: dict[str, Graph] = {
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+GRAPHS: tuple[GraphName, ...] = get_args(GraphName)
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+GRAPH_OF_RUNTIME: dict[Runtime, GraphName] = {
     "onnxruntime": "ort",
     "tensorrt": "portable",
     "tensorrt-rtx": "portable",
@@ -25,8 +23,6 @@ GRAPH_OF_RUNTIME: dict[str, Graph] = {
 DEFAULT_BUCKETS = (1, 8, 16, 32, 64)
 DEFAULT_CONTEXT = 2048
 DEFAULT_PREFILL = 256
-DEFAULT_TREE_ROWS = 512
-BLOCKS = (32, 128)
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class ExportOptions:
     """Tokens of a prompt fed at once; raised to the widest bucket."""
     tree_rows: int = DEFAULT_TREE_ROWS
     """Rows beyond the context, for the tree, where a graph's shapes are fixed."""
-    graph: Graph = "portable"
+    graph: GraphName = "portable"
     layout: Layout = "profiles"
     """One graph for all buckets, or one with fixed shapes for each."""
     precision: Precision = "fp32"
@@ -93,7 +89,7 @@ class ExportOptions:
             )
 
 
-def default_quantization(precision: Precision, graph: Graph) -> Quantization:
+def default_quantization(precision: Precision, graph: GraphName) -> Quantization:
     """How ``int8`` and ``int4`` weights are quantised unless asked otherwise.
 
     ONNX Runtime's CPU multiplies int8 activations by int8 weights fastest from a few tokens on. int4 suits

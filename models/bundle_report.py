@@ -11,30 +11,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from acespec.models.manifest import (
+    DEFAULT_TREE_ROWS,
+    ELEMENT_BYTES,
     AttentionMask,
     Bundle,
-    BundleError,
     BundleManifest,
     GraphVariant,
     PrefillGraph,
     TensorSpec,
 )
-
-BYTES_OF = {
-    "bool": 1,
-    "int8": 1,
-    "uint8": 1,
-    "float16": 2,
-    "bfloat16": 2,
-    "float": 4,
-    "int32": 4,
-    "double": 8,
-    "int64": 8,
-}
-"""Bytes of one element, by ONNX Runtime's name of its type."""
-
-DEFAULT_TREE_ROWS = 512
-"""Rows an engine keeps beyond the context where the graph's shapes leave that open."""
 
 LAYER_TENSOR = re.compile(r"^(?P<kind>.+)\.(?P<layer>\d+)$")
 
@@ -139,8 +124,8 @@ def _report_variant(
     manifest = bundle.manifest
     rows = variant.rows or manifest.max_context + tree_rows
     context_rows = min(rows, manifest.max_context)
-    past_dtypes = [spec.dtype for spec in variant.inputs if LAYER_TENSOR.match(spec.name)]
-    row_bytes = manifest.num_kv_heads * manifest.head_dim * sum(map(_bytes_of, past_dtypes))
+    past_bytes = sum(spec.element_bytes for spec in variant.inputs if LAYER_TENSOR.match(spec.name))
+    row_bytes = manifest.num_kv_heads * manifest.head_dim * past_bytes
     parts = {file: {file, *weights_files(bundle, file)} for file in variant.files}
     steps = [step_memory(manifest, variant, width, rows) for width in variant.buckets]
     if variant.prefill is not None:
@@ -174,24 +159,20 @@ def step_memory(
     manifest: BundleManifest, variant: GraphVariant, width: int, rows: int, prefill: bool = False
 ) -> StepMemory:
     """Bytes of the buffers of a step of ``width`` tokens, at the longest past that ``rows`` rows hold."""
-    dtypes = {spec.name: spec.dtype for spec in variant.inputs}
+    mask_names = {mask.name for mask in variant.masks}
+    mask_bytes = sum(spec.element_bytes for spec in variant.inputs if spec.name in mask_names)
     columns = rows + width if variant.name == "portable" else rows
     if variant.top_k is None:
-        logits_row = manifest.vocab_size * BYTES_OF["float"]
+        logits_row = manifest.vocab_size * ELEMENT_BYTES["float"]
     else:
-        logits_row = variant.top_k * (BYTES_OF["float"] + BYTES_OF["int64"]) + BYTES_OF["float"]
-    new_dtypes = [spec.dtype for spec in variant.outputs if spec.name.startswith("new_")]
-    new_row = manifest.num_kv_heads * manifest.head_dim * sum(map(_bytes_of, new_dtypes))
+        number, token = ELEMENT_BYTES["float"], ELEMENT_BYTES["int64"]
+        logits_row = variant.top_k * (number + token) + number
+    new_bytes = sum(spec.element_bytes for spec in variant.outputs if spec.name.startswith("new_"))
+    new_row = manifest.num_kv_heads * manifest.head_dim * new_bytes
     logits = logits_row * (1 if prefill else width)
-    mask = width * columns * sum(_bytes_of(dtypes.get(mask.name, "?")) for mask in variant.masks)
+    mask = width * columns * mask_bytes
     new_rows = width * new_row
     return StepMemory(width, prefill, logits, mask, new_rows, logits + mask + new_rows)
-
-
-def _bytes_of(dtype: str) -> int:
-    if dtype not in BYTES_OF:
-        raise BundleError(f"the manifest has a tensor of the unknown type {dtype!r}")
-    return BYTES_OF[dtype]
 
 
 def fold(specs: Iterable[TensorSpec]) -> tuple[FoldedTensor, ...]:

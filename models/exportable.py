@@ -24,15 +24,18 @@ from transformers.cache_utils import Cache
 from acespec.errors import AcespecError
 from acespec.models.architecture import UnsupportedModelError, hold_rotary_frequencies, refuse_by_config
 from acespec.models.layer_masks import MaskError, masks_by_kind, read_layer_masks
-from acespec.models.manifest import AttentionMask
+from acespec.models.manifest import MASKED as MASKED
+from acespec.models.manifest import AttentionMask, Precision
 from acespec.models.probe import Probe, branching_probe
 from acespec.models.step_attention import ATTENTION_NAME
 from acespec.models.tolerances import TOLERANCES
 
-MASKED = -1e4
-"""What is added to the score of a row that is not to be seen: finite, and exact in every float type."""
 PROBE_TOKENS = 8
-PRECISION_OF_DTYPE = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+PRECISION_OF_DTYPE: dict[torch.dtype, Precision] = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+}
 
 
 class ModelFolderError(AcespecError):

@@ -24,6 +24,23 @@ FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 WIDEST_BUCKET = 1024
 """Tokens a step may have at most."""
+DEFAULT_TREE_ROWS = 512
+"""Rows for the tree beyond the context, where neither the graph nor the caller says how many."""
+MASKED = -1e4
+"""What a mask adds to a score that must not count: finite, so that a row which sees nothing stays finite, and
+a number in every float type."""
+ELEMENT_BYTES = {
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "float": 4,
+    "int32": 4,
+    "double": 8,
+    "int64": 8,
+}
+"""By ONNX Runtime's name of a type."""
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # One folder deep, no way out of it: the manifest may come from somewhere else.
@@ -32,6 +49,8 @@ Width = Annotated[int, Field(ge=1)]
 BucketWidth = Annotated[int, Field(ge=1, le=WIDEST_BUCKET)]
 Context = Annotated[int, Field(ge=1, lt=2**24)]  # positions on the wire have 24 bits
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+GraphName = Literal["portable", "ort", "native"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 
 
 class BundleError(AcespecError):
@@ -55,6 +74,13 @@ class TensorSpec(Sealed):
     """ONNX Runtime's spelling: ``float``, ``float16``, ``int64``."""
     shape: tuple[int | str, ...]
 
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element. Raises `BundleError` for a type that no graph of ours has."""
+        if self.dtype not in ELEMENT_BYTES:
+            raise BundleError(f"the manifest has a tensor {self.name} of the unknown type {self.dtype!r}")
+        return ELEMENT_BYTES[self.dtype]
+
 
 class AttentionMask(Sealed):
     """A mask input of a graph, and how far back its layers look."""
@@ -69,6 +95,17 @@ class PrefillGraph(Sealed):
 
     width: BucketWidth
     file: FileName
+
+
+@dataclass(frozen=True)
+class GraphStep:
+    """A step that there is a graph for."""
+
+    file: str
+    width: int
+    """Tokens it takes."""
+    logit_rows: int
+    """Tokens it gives logits of: all, or one."""
 
 
 class GraphVariant(Sealed):
@@ -91,7 +128,7 @@ class GraphVariant(Sealed):
     S + N (portable, ort) or R (native). In the ort graph a token's row must come after the rows it sees.
     """
 
-    name: Literal["portable", "ort", "native"]
+    name: GraphName
     """``portable``: primitives of opset 21; ``ort``: ONNX Runtime's fused operators; ``native``: opset 24."""
     opset: int
     bucket_files: dict[BucketWidth, FileName] = Field(min_length=1)
@@ -106,8 +143,15 @@ class GraphVariant(Sealed):
     @property
     def files(self) -> tuple[str, ...]:
         """Every graph file, each once."""
-        prefill = () if self.prefill is None else (self.prefill.file,)
-        return tuple(dict.fromkeys((*(self.bucket_files[width] for width in self.buckets), *prefill)))
+        return tuple(dict.fromkeys(step.file for step in self.steps))
+
+    @property
+    def steps(self) -> tuple[GraphStep, ...]:
+        """A step a bucket, by width, and last the one that feeds a prompt."""
+        steps = [GraphStep(self.bucket_files[width], width, width) for width in self.buckets]
+        if self.prefill is not None:
+            steps.append(GraphStep(self.prefill.file, self.prefill.width, 1))
+        return tuple(steps)
 
     @property
     def top_k(self) -> int | None:
@@ -160,7 +204,7 @@ class BundleManifest(Sealed):
     head_dim: Width
     max_context: Context
     """Positions the draft may be fed: 0 .. max_context - 1."""
-    precision: Literal["fp32", "fp16", "bf16", "int8", "int4"]
+    precision: Precision
     """How the layers' weights are stored. Logits are float32 in all."""
     quantization: Quantization | None = None
     """How the weights of ``int8`` and ``int4`` are quantised; None for the others."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from acespec.models.manifest import BundleManifest
+from acespec.models.manifest import BundleManifest, Precision
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Tolerance:
         return max(self.absolute, self.relative * float(np.max(np.abs(expected))))
 
 
-TOLERANCES: dict[str, Tolerance] = {
+TOLERANCES: dict[Precision, Tolerance] = {
     # Two correct float32 runs of a 30-layer model whose logits reach 40 differ by 1e-4.
     "fp32": Tolerance(1e-3, 1e-4),
     "fp16": Tolerance(1e-2, 1e-2),

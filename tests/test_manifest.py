@@ -20,7 +20,9 @@ from acespec.models.manifest import (
     Bundle,
     BundleError,
     BundleManifest,
+    GraphStep,
     GraphVariant,
+    PrefillGraph,
     TensorSpec,
     load_bundle,
     write_manifest,
@@ -148,6 +150,15 @@ def test_an_unknown_graph_is_refused_with_those_there_are(tmp_path: Path) -> Non
     write_bundle(tmp_path)
     with pytest.raises(BundleError, match=r"no 'native' graph \(it has: portable\)"):
         load_bundle(tmp_path).graph("native")
+
+
+def test_a_graph_s_steps_are_its_buckets_by_width_and_then_the_prompt_s(tmp_path: Path) -> None:
+    (variant,) = write_bundle(tmp_path).graphs
+    wide = variant.model_copy(update={"prefill": PrefillGraph(width=64, file="wide.onnx")})
+    buckets = (GraphStep("portable.onnx", 1, 1), GraphStep("portable.onnx", 16, 16))
+    assert variant.steps == buckets
+    assert wide.steps == (*buckets, GraphStep("wide.onnx", 64, 1))
+    assert wide.files == ("portable.onnx", "wide.onnx")
 
 
 def test_a_manifest_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

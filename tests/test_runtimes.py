@@ -7,8 +7,9 @@ import importlib.util
 import pytest
 
 from acespec.edge_runtime import providers
-from acespec.edge_runtime.runtimes import PROVIDERS, RUNTIMES, open_engine
+from acespec.edge_runtime.runtimes import PROVIDERS, open_engine
 from acespec.errors import AcespecError
+from acespec.options import RUNTIMES
 from tiny_bundle import tiny_bundle
 
 

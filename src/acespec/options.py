@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal, get_args
 
 import click
+
+Runtime = Literal["onnxruntime", "tensorrt", "tensorrt-rtx"]
+"""What can compute a draft's steps."""
+RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 
 THREADS = click.IntRange(1, 1024)
 """Threads of an engine. ONNX Runtime starts as many as it is told, and never returns from a million."""

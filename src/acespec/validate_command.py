@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from acespec.edge_runtime.runtimes import Provider, Runtime, open_engine, runtime_options
+from acespec.edge_runtime.runtimes import Provider, open_engine, runtime_options
 from acespec.errors import AcespecError
-from acespec.options import THREADS
+from acespec.options import THREADS, Runtime
 
 if TYPE_CHECKING:
     from acespec.edge_runtime.engine import DraftEngine
