@@ -10,6 +10,7 @@ import onnxruntime as ort
 
 from acespec.edge_runtime.providers import CPU, PROVIDERS
 from acespec.errors import AcespecError
+from acespec.machine import byte_precision
 from acespec.models.manifest import BundleManifest
 
 logger = logging.getLogger(__name__)
@@ -44,8 +45,7 @@ def open_session(path: Path, settings: SessionSettings) -> ort.InferenceSession:
     spins = settings.spin and settings.threads > 1
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(settings.accuracy_level))
-    # x86 without VNNI adds products of bytes in 16 bits, which overflows: slower there alone, and right.
-    options.add_session_config_entry("session.x64quantprecision", "1")
+    options.add_session_config_entry("session.x64quantprecision", byte_precision())
     name = PROVIDERS[settings.provider]
     wanted: list[str | tuple[str, dict[str, str]]] = [CPU]
     if name != CPU:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from acespec.errors import AcespecError
 from acespec.export.graph import ExportError
+from acespec.machine import byte_precision
 from acespec.models.exportable import MASKED, plain_logits
 from acespec.models.manifest import GraphVariant
 from acespec.models.probe import Probe
@@ -93,7 +94,7 @@ def open_graph(graph: Path, accuracy_level: int = 1, prepack: bool = True) -> on
     options.log_severity_level = 3
     options.add_session_config_entry("session.disable_prepacking", "0" if prepack else "1")
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(accuracy_level))
-    options.add_session_config_entry("session.x64quantprecision", "1")  # or bytes overflow without VNNI
+    options.add_session_config_entry("session.x64quantprecision", byte_precision())
     try:
         return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's errors share no narrower base

@@ -12,6 +12,7 @@ from onnx_ir.tape import Tape
 from acespec.export.graph_patterns import CONTRIB, nodes_of
 from acespec.export.integer_products import round_activations
 from acespec.export.merge_products import merge_products
+from acespec.machine import byte_precision, bytes_overflow
 
 INPUTS = 64
 
@@ -77,6 +78,7 @@ def quantised_products(
 def run(model: onnx_ir.Model, activations: NDArray[np.float32]) -> list[NDArray[np.float32]]:
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # in floats
+    options.add_session_config_entry("session.x64quantprecision", byte_precision())
     session = onnxruntime.InferenceSession(
         onnx_ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
@@ -146,3 +148,18 @@ def test_weights_stored_otherwise_are_neither_merged_nor_rounded() -> None:
     assert nodes_of(model.graph, "DequantizeLinear") == [second]
     assert len(nodes_of(model.graph, "MatMul")) == 1
     assert len(nodes_of(model.graph, "MatMulIntegerToFloat", CONTRIB)) == 1
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "overflows"),
+    [
+        ("flags\t\t: fpu avx2 avx512f", True),
+        ("flags\t\t: fpu avx2 avx512f avx512_vnni", False),
+        ("flags\t\t: fpu avx2 avx_vnni", False),
+        ("flags\t\t: fpu sse4_1", True),
+        ("Features\t: fp asimd asimddp", False),
+        ("", False),
+    ],
+)
+def test_bytes_overflow_on_x86_without_vnni_alone(cpuinfo: str, overflows: bool) -> None:
+    assert bytes_overflow(cpuinfo) is overflows
