@@ -25,7 +25,7 @@ class BundleDraft:
     def __init__(self, bundle: Bundle) -> None:
         """Raises `ExportError` when the graph does not load."""
         variant = bundle.manifest.graphs[0]
-        runner = InPlaceRunner if variant.name == "ort" else GraphRunner
+        runner = GraphRunner if variant.name == "portable" else InPlaceRunner
         self._runner = runner(bundle.folder / f"{variant.name}.onnx", variant, INTEGER_LEVEL)
 
     def __call__(self, text: NDArray[np.int64]) -> DraftLogits:

@@ -17,7 +17,7 @@ from acespec.speculation import DraftLogits
 
 
 class InPlaceRunner:
-    """Runs an ort graph step by step over buffers of rows that it reads and writes, as a runtime does.
+    """Runs an ort or native graph step by step over buffers of rows that it updates, as a runtime does.
 
     The buffers hold one row more than the probe, and rows nobody has written are not zero: a graph that
     reads them computes something else.
@@ -34,13 +34,15 @@ class InPlaceRunner:
         self.step_seconds: list[tuple[int, float]] = []
         """Width and time of every step so far."""
         self._variant = variant
+        types = {spec.name: spec.type for spec in self._session.get_inputs()}
+        self._dtype = np.float16 if types["past_key.0"] == "tensor(float16)" else np.float32
 
     def run(self, probe: Probe, widths: tuple[int, ...]) -> DraftLogits:
         """Logits of the probe's n tokens, fed in steps of ``widths`` tokens, which sum to n."""
         assert sum(widths) == probe.count, (widths, probe.count)
         buffers = {
             spec.name: np.full(
-                [probe.count + 1 if size == "R" else int(size) for size in spec.shape], 7, np.float32
+                [probe.count + 1 if size == "R" else int(size) for size in spec.shape], 7, self._dtype
             )
             for spec in self._variant.inputs
             if spec.name.startswith(("past_key", "past_value"))
@@ -53,7 +55,7 @@ class InPlaceRunner:
         return joined(steps)
 
     def _step(
-        self, probe: Probe, first: int, end: int, buffers: dict[str, NDArray[np.float32]]
+        self, probe: Probe, first: int, end: int, buffers: dict[str, NDArray[Any]]
     ) -> list[NDArray[Any]]:
         step: dict[str, NDArray[Any]] = {
             "input_ids": probe.tokens[None, first:end].copy(),
@@ -62,8 +64,10 @@ class InPlaceRunner:
             "past_length": np.array([first], np.int32),
         }
         for mask in self._variant.masks:
-            additive = np.where(probe.seen(mask.window)[first:end, :end], 0, MASKED)
-            step[mask.name] = additive[None, None].astype(np.float32)
+            seen = probe.seen(mask.window)[first:end, :end]
+            if self._variant.name == "native":  # a column for each row of the buffer
+                seen = np.pad(seen, ((0, 0), (0, probe.count + 1 - end)))
+            step[mask.name] = np.where(seen, 0, MASKED)[None, None].astype(self._dtype)
         returned = {
             spec.name: np.empty(
                 [end - first if size == "M" else int(size) for size in spec.shape],

@@ -29,6 +29,7 @@ from acespec.export.graph import (
     use_matrix_products,
 )
 from acespec.export.integer_products import rounded_activations
+from acespec.export.lower_native import lower_native
 from acespec.export.lower_ort import lower_ort
 from acespec.export.lower_portable import lower_portable
 from acespec.export.options import ExportOptions
@@ -131,6 +132,8 @@ def _write(
     quantize_graph(traced, matrices)
     if options.graph == "ort":
         lower_ort(traced, decoder.shape, rounds_activations)
+    elif options.graph == "native":
+        lower_native(traced, decoder.shape)
     else:
         lower_portable(traced, decoder.shape)
     del traced.opset_imports[ATTENTION_DOMAIN]
@@ -164,7 +167,7 @@ def _check_file(
     file: Path, variant: GraphVariant, reference: Reference, options: ExportOptions, progress: Progress
 ) -> None:
     probe, sample = reference.probe, reference.sample
-    runner = InPlaceRunner if options.graph == "ort" else GraphRunner
+    runner = GraphRunner if options.graph == "portable" else InPlaceRunner
     prefix = probe.count // 2
     actual = runner(file, variant, prepack=False).run(probe, (prefix, probe.count - prefix - 1, 1))
     difference = compare_logits(actual, reference.expected, file, reference.tolerance)
