@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic_core import PydanticSerializationError
 from typing_extensions import Self
 
 from acespec.errors import AcespecError
@@ -44,8 +45,8 @@ ELEMENT_BYTES = {
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # One folder deep, no way out of it: the manifest may come from somewhere else.
-FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")]
-Width = Annotated[int, Field(ge=1)]
+FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$", max_length=120)]
+Width = Annotated[int, Field(ge=1, lt=2**31)]
 BucketWidth = Annotated[int, Field(ge=1, le=WIDEST_BUCKET)]
 Context = Annotated[int, Field(ge=1, lt=2**24)]  # positions on the wire have 24 bits
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
@@ -140,6 +141,20 @@ class GraphVariant(Sealed):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
+    @model_validator(mode="after")
+    def _names_are_distinct(self) -> Self:
+        for kind, named in (("mask", self.masks), ("input", self.inputs), ("output", self.outputs)):
+            if len({each.name for each in named}) != len(named):
+                raise ValueError(f"two {kind}s share a name")
+        return self
+
+    @model_validator(mode="after")
+    def _largest_logits_are_counted(self) -> Self:
+        for spec in self.outputs:
+            if spec.name == "top_logits" and not (spec.shape and isinstance(spec.shape[-1], int)):
+                raise ValueError("the shape of top_logits does not end in a number")
+        return self
+
     @property
     def files(self) -> tuple[str, ...]:
         """Every graph file, each once."""
@@ -225,6 +240,8 @@ class BundleManifest(Sealed):
         unsealed = sorted(named - self.file_sha256.keys())
         if unsealed:
             raise ValueError(f"no hash for {', '.join(unsealed)}")
+        if len({graph.name for graph in self.graphs}) != len(self.graphs):
+            raise ValueError("two graphs share a name")
         return self
 
 
@@ -267,8 +284,13 @@ def load_bundle(path: Path | str) -> Bundle:
     """
     folder = Path(path)
     manifest = _read_manifest(folder)
+    for weights in sorted(folder.glob("*.data")):  # graphs point to them, and the manifest does not
+        if weights.name not in manifest.file_sha256:
+            raise BundleError(f"bundle file {weights} is not the bundle's: its manifest has no hash for it")
     for name, expected in manifest.file_sha256.items():
         file = folder / name
+        if file.exists() and not (file.is_file() or file.is_dir()):  # reading a pipe would wait for ever
+            raise BundleError(f"bundle file {file} is not a regular file")
         try:
             actual = sha256_of(file)
         except OSError as error:
@@ -296,11 +318,15 @@ def _read_manifest(folder: Path) -> BundleManifest:
             f"bundle file {file} has format version {version!r}, this program reads {FORMAT_VERSION}"
         )
     try:
-        return BundleManifest.model_validate(raw)
+        manifest = BundleManifest.model_validate(raw)
+        manifest.model_dump_json()  # half a surrogate pair, which JSON can spell, is no text
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "manifest"
+        where = " ".join(".".join(str(part) for part in first["loc"]).split()) or "manifest"
         raise BundleError(f"bundle file {file} is invalid at {where} ({first['msg']})") from None
+    except PydanticSerializationError:
+        raise BundleError(f"bundle file {file} holds text that is not Unicode") from None
+    return manifest
 
 
 def write_manifest(folder: Path, manifest: BundleManifest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from acespec.models.manifest import (
 )
 
 FILES = {"portable.onnx": b"graph", "portable.onnx.data": b"weights", "tokenizer.json": b"{}"}
+
+
+TOP_LOGITS = {"name": "top_logits", "dtype": "float", "shape": [1, "M", "K"]}
 
 
 def write_bundle(folder: Path) -> BundleManifest:
@@ -103,6 +107,14 @@ def test_a_changed_or_missing_file_is_named_with_the_remedy(tmp_path: Path, name
         load_bundle(tmp_path)
 
 
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    write_bundle(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(BundleError, match=r"tokenizer\.json is not a regular file"):
+        load_bundle(tmp_path)
+
+
 def test_a_folder_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"is not a bundle: it has no manifest\.json"):
         load_bundle(tmp_path / "nowhere")
@@ -126,6 +138,22 @@ def test_a_folder_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
         (lambda raw: raw["graphs"][0].update(bucket_files={}), "invalid at graphs.0.bucket_files"),
         (lambda raw: raw["graphs"][0].update(bucket_files={"0": "portable.onnx"}), "bucket_files.0"),
         (lambda raw: raw["graphs"][0].update(bucket_files={"1": "other.onnx"}), "no hash for other.onnx"),
+        (lambda raw: raw["graphs"][0]["masks"][0].update(window=2**63), r"masks\.0\.window"),
+        (lambda raw: raw["graphs"][0].update(masks=[{"name": "mask"}] * 2), "two masks share a name"),
+        (lambda raw: raw["graphs"][0]["inputs"].append(raw["graphs"][0]["inputs"][0]), "two inputs share"),
+        (
+            lambda raw: raw["graphs"][0]["outputs"].append(TOP_LOGITS | {"shape": []}),
+            "top_logits does not end",
+        ),
+        (lambda raw: raw["graphs"][0]["outputs"].append(TOP_LOGITS), "top_logits does not end in a number"),
+        (lambda raw: raw["graphs"].append(raw["graphs"][0]), "two graphs share a name"),
+        (lambda raw: raw["file_sha256"].update({"x" * 200: "ab" * 32}), "at most 120 characters"),
+        (lambda raw: raw["file_sha256"].update({"a\nb": "ab" * 32}), r"invalid at file_sha256\.a b"),
+        (lambda raw: raw.update(model_name="\ud800"), "text that is not Unicode"),
+        (
+            lambda raw: raw["file_sha256"].pop("portable.onnx.data"),
+            r"portable\.onnx\.data is not the bundle's",
+        ),
     ],
 )
 def test_a_manifest_that_does_not_hold_is_refused_by_field(
