@@ -66,7 +66,7 @@ def build(
     from acespec.models.manifest import load_bundle
 
     target = build_target(runtime, compute_capability)
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)  # paths may have brackets
     with console.status("reading the bundle") as status:
 
         def progress(stage: str) -> None:

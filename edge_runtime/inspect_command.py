@@ -12,6 +12,7 @@ import click
 from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from acespec.edge_runtime.plan_files import engines_folder
 from acespec.edge_runtime.plan_report import BuiltPlan, built_plans
@@ -41,7 +42,8 @@ def inspect(bundle: Path, as_json: bool, plot: Path | None) -> None:
     if as_json:
         click.echo(json.dumps(as_dict(report, plans), indent=1))
     else:
-        show(report, plans, Console(highlight=False))
+        # What a bundle calls things is not markup, whatever brackets it has.
+        show(report, plans, Console(highlight=False, markup=False))
     if plot is not None:
         from acespec.edge_runtime.latency_plot import plot_latency
 
@@ -75,8 +77,10 @@ def show(report: BundleReport, plans: Sequence[BuiltPlan], console: Console) -> 
     """Print the report."""
     manifest = report.manifest
     console.print(
-        f"[bold]{manifest.model_name}[/]: {weights_format(manifest)}, {manifest.num_layers} layers, "
-        f"{manifest.vocab_size:,} tokens, context {manifest.max_context:,}, {size(report.total_bytes)}"
+        Text(printable(manifest.model_name), "bold"),
+        f": {weights_format(manifest)}, {manifest.num_layers} layers, {manifest.vocab_size:,} tokens, "
+        f"context {manifest.max_context:,}, {size(report.total_bytes)}",
+        sep="",
     )
     for variant in report.variants:
         console.print(variant_table(variant))
@@ -127,7 +131,7 @@ def interface_table(variant: VariantReport) -> Table:
     table = _table("interface", "", "name", "type", "shape")
     for kind, tensors in (("in", variant.inputs), ("out", variant.outputs)):
         for tensor in tensors:
-            table.add_row(kind, tensor.name, tensor.dtype, f"\\[{', '.join(map(str, tensor.shape))}]")
+            table.add_row(kind, tensor.name, tensor.dtype, f"[{', '.join(map(str, tensor.shape))}]")
     return table
 
 
@@ -185,7 +189,12 @@ def latency_table(latency: LatencyProfile) -> Table:
 def latency_note(latency: LatencyProfile) -> str:
     """Where it was measured, and how long the steps that feed a prompt take."""
     prompts = [f"; a prompt's {p.bucket} tokens at once: {p.median_ms:.2f} ms" for p in latency.prefill]
-    return f"{latency.runs_on} on {latency.machine}, {latency.threads} threads{''.join(prompts)}"
+    return printable(f"{latency.runs_on} on {latency.machine}, {latency.threads} threads{''.join(prompts)}")
+
+
+def printable(text: str) -> str:
+    """``text`` without what would move the cursor or colour a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -27,7 +27,7 @@ def profile(bundle: Path, threads: int, repeats: int, runtime: Runtime, provider
     from acespec.models.latency import LatencyProfile, machine_name
     from acespec.models.manifest import load_bundle, write_manifest
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)  # paths may have brackets
     with console.status("loading the bundle") as status:
         loaded = load_bundle(bundle)
         opened = open_engine(loaded, threads, runtime, provider)

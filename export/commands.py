@@ -142,7 +142,7 @@ def export(model: str, out: Path, eval_file: Path | None, eval_prompts: int, **t
     from acespec.export.evaluate import read_prompts, report_table
 
     prompts = None if eval_file is None else read_prompts(eval_file, eval_prompts)
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)  # paths may have brackets
     with console.status("starting") as status, ended_by_signal():
 
         def progress(stage: str) -> None:

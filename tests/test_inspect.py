@@ -218,6 +218,18 @@ def test_everything_is_shown(folder: Path) -> None:
     assert "TensorRT" not in result.output
 
 
+def test_names_are_shown_as_they_are_and_move_no_cursor(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["model_name"] = "a[/x]\x1b[2Jb"
+    manifest["latency"]["machine"] = "[red]c"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    result = run(folder)
+    assert result.exit_code == 0, result.output
+    assert "a[/x]?[2Jb: int4 weights" in result.output
+    assert "on [red]c, 2 threads" in result.output
+    assert "[1, N]" in result.output
+
+
 def test_json_has_the_same_figures(folder: Path) -> None:
     shown = json.loads(run(folder, "--json").output)
     report = report_bundle(load_bundle(folder))

@@ -85,10 +85,11 @@ def test_contexts_leave_room_for_the_widest_step() -> None:
 
 
 def test_the_command_stores_what_it_measured_in_the_manifest(tmp_path: Path) -> None:
-    folder = tmp_path / "bundle"
+    folder = tmp_path / "[/bundle]"
     shutil.copytree(tiny_bundle().folder, folder)
     result = CliRunner().invoke(profile, [str(folder), "--repeats", "1", "--threads", "2"])
     assert result.exit_code == 0, result.output
+    assert "[/bundle]" in result.output
     manifest = load_bundle(folder).manifest
     assert manifest.latency is not None
     assert (manifest.latency.machine, manifest.latency.threads) == (machine_name(), 2)
