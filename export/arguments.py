@@ -69,6 +69,7 @@ def export_options(arguments: ExportArguments) -> ExportOptions:
         layout=arguments.layout,
         precision=precision,
         quantization=_quantization(arguments, precision, graph),
+        floats="fp16" if on_tensorrt and precision in ("int8", "int4") else None,
         top_k=parse_logits(arguments.logits),
     )
 

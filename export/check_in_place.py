@@ -19,8 +19,8 @@ from acespec.speculation import DraftLogits
 class InPlaceRunner:
     """Runs an ort or native graph step by step over buffers of rows that it updates, as a runtime does.
 
-    The buffers hold one row more than the probe, and rows nobody has written are not zero: a graph that
-    reads them computes something else.
+    Buffers that may be of any size hold one row more than the probe. Rows nobody has written are not zero:
+    a graph that reads them computes something else.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class InPlaceRunner:
         assert sum(widths) == probe.count, (widths, probe.count)
         buffers = {
             spec.name: np.full(
-                [probe.count + 1 if size == "R" else int(size) for size in spec.shape], 7, self._dtype
+                [self._rows(probe) if size == "R" else int(size) for size in spec.shape], 7, self._dtype
             )
             for spec in self._variant.inputs
             if spec.name.startswith(("past_key", "past_value"))
@@ -53,6 +53,9 @@ class InPlaceRunner:
             steps.append(self._step(probe, first, first + width, buffers))
             first += width
         return joined(steps)
+
+    def _rows(self, probe: Probe) -> int:
+        return self._variant.rows or probe.count + 1
 
     def _step(
         self, probe: Probe, first: int, end: int, buffers: dict[str, NDArray[Any]]
@@ -66,7 +69,7 @@ class InPlaceRunner:
         for mask in self._variant.masks:
             seen = probe.seen(mask.window)[first:end, :end]
             if self._variant.name == "native":  # a column for each row of the buffer
-                seen = np.pad(seen, ((0, 0), (0, probe.count + 1 - end)))
+                seen = np.pad(seen, ((0, 0), (0, self._rows(probe) - end)))
             step[mask.name] = np.where(seen, 0, MASKED)[None, None].astype(self._dtype)
         returned = {
             spec.name: np.empty(

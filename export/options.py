@@ -10,6 +10,7 @@ from acespec.models.manifest import DEFAULT_TREE_ROWS, WIDEST_BUCKET, GraphName,
 from acespec.options import Runtime
 
 Layout = Literal["profiles", "split"]
+FloatPrecision = Literal["fp32", "fp16", "bf16"]
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 GRAPHS: tuple[GraphName, ...] = get_args(GraphName)
@@ -43,6 +44,8 @@ class ExportOptions:
     precision: Precision = "fp32"
     quantization: Quantization | None = None
     """How weights become integers; made by `default_quantization` for ``int8`` and ``int4``."""
+    floats: FloatPrecision | None = None
+    """What is computed in: as ``precision`` says, and where that is integers fp32, or fp16 for ``native``."""
     top_k: int | None = None
     """Logits of a row that leave the graph, with the row's log-sum-exp; None: all."""
 
@@ -76,6 +79,17 @@ class ExportOptions:
             raise AcespecError(f"{self.precision} weights are not quantised; choose --precision int8 or int4")
         if self.quantization is not None:
             self._check_quantization(self.quantization)
+        if self.floats is None:
+            integers: FloatPrecision = "fp16" if self.graph == "native" else "fp32"
+            floats = integers if self.precision in ("int8", "int4") else self.precision
+            object.__setattr__(self, "floats", floats)
+        if not quantizes and self.floats != self.precision:
+            raise AcespecError(f"{self.precision} weights are multiplied in {self.precision} alone")
+        if self.graph == "native" and self.floats == "fp32":
+            raise AcespecError(
+                "TensorRT's fused attention takes 16-bit floats alone; "
+                "choose --precision fp16, or --graph portable"
+            )
 
     def _check_quantization(self, quantization: Quantization) -> None:
         if quantization.activation_bits is not None and self.graph != "ort":

@@ -43,14 +43,7 @@ from acespec.models.tolerances import ROUNDED_ACTIVATIONS, TOLERANCES, Tolerance
 Progress = Callable[[str], object]
 """Told, in a few words, what the export does next or found out."""
 PROBE_TOKENS = 24
-DTYPES = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "int8": torch.float32,
-    "int4": torch.float32,
-}
-"""What the model computes in, by precision."""
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -85,7 +78,7 @@ def write_graph(
     """Trace, quantise, lower and write the graph that ``options`` ask for, and check it against PyTorch."""
     progress("loading the model")
     written, reference = _write(
-        load_decoder(model_folder, DTYPES[options.precision]),
+        load_decoder(model_folder, DTYPES[options.floats or "fp32"]),
         folder,
         sample_ids,
         vocab_size,
@@ -133,7 +126,7 @@ def _write(
     if options.graph == "ort":
         lower_ort(traced, decoder.shape, rounds_activations)
     elif options.graph == "native":
-        lower_native(traced, decoder.shape)
+        lower_native(traced, decoder.shape, options.context + options.tree_rows)
     else:
         lower_portable(traced, decoder.shape)
     del traced.opset_imports[ATTENTION_DOMAIN]
@@ -142,11 +135,17 @@ def _write(
     variant = describe(traced, file, decoder, options)
     write_buckets(file, variant)
     forget_weights(traced.graph)
-    tolerance = ROUNDED_ACTIVATIONS if rounds_activations else TOLERANCES[options.precision]
+    tolerance = ROUNDED_ACTIVATIONS if rounds_activations else _tolerance(options)
     return (
         WrittenGraph(variant, decoder.shape, options.context),
         Reference(probe, expected, sample, likeliest, tolerance),
     )
+
+
+def _tolerance(options: ExportOptions) -> Tolerance:
+    """Rounding of 16-bit floats is coarser than what kernels for quantised weights add in float32."""
+    narrow = options.floats in ("fp16", "bf16")
+    return TOLERANCES[options.floats if narrow and options.floats else options.precision]
 
 
 def check_graph(

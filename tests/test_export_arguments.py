@@ -39,6 +39,9 @@ def test_tensorrt_gets_half_precision_and_weights_it_can_read(runtime: str) -> N
     for precision in ("int8", "int4"):
         assert quantization(runtime=runtime, precision=precision).symmetric
         assert quantization(runtime=runtime, precision=precision).activation_bits is None
+        assert options(runtime=runtime, precision=precision).floats == "fp16"
+    assert options(precision="int4").floats == options().floats == "fp32"
+    assert options(runtime=runtime, precision="bf16").floats == "bf16"
 
 
 @pytest.mark.parametrize("typed", [{"precision": "fp16"}, {"layout": "split", "precision": "int4"}])
@@ -72,6 +75,7 @@ def test_weights_integer_products_cannot_use_bring_float_activations(typed: dict
     [
         ({"graph": "native"}, "choose --runtime tensorrt, or --graph ort"),
         ({"runtime": "tensorrt", "graph": "ort"}, "choose --graph portable for tensorrt"),
+        ({"runtime": "tensorrt", "graph": "native", "precision": "fp32"}, "16-bit floats alone"),
         ({"precision": "bf16"}, "choose --precision fp16 or --runtime tensorrt"),
         ({"precision": "fp32", "block": "32", "head": "int4"}, "--block, --head says nothing"),
         ({"precision": "fp32", "symmetric": False}, "--asymmetric says nothing"),
