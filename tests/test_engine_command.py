@@ -14,7 +14,7 @@ from acespec.edge_runtime.engine_command import engine
 from acespec.errors import AcespecError
 from fake_cuda import FakeCuda
 from fake_tensorrt import World, fake_tensorrt
-from trt_bundles import trt_bundle
+from tiny_bundle import tiny_bundle
 
 
 @pytest.fixture
@@ -31,14 +31,14 @@ def run(*arguments: str | Path) -> Result:
 
 
 def test_it_builds_beside_the_bundle_or_where_it_is_told(world: World, tmp_path: Path) -> None:
-    result = run(trt_bundle().folder, "--engines", tmp_path / "a", "--workspace", "64")
+    result = run(tiny_bundle().folder, "--engines", tmp_path / "a", "--workspace", "64")
     assert result.exit_code == 0, result.output
     assert "widths 1, 4, 16, 32" in result.stderr.replace("\n", " ")
     assert sorted(path.suffix for path in (tmp_path / "a").iterdir()) == [".json", ".plan", ".timing"]
     assert [list(config.pools.values()) for config in world.configs] == [[64 << 20]]
-    result = run(trt_bundle().folder, "--engines", tmp_path / "a")
+    result = run(tiny_bundle().folder, "--engines", tmp_path / "a")
     assert "built already" in result.stderr
-    assert run(trt_bundle().folder, "--engines", tmp_path / "a", "--force").exit_code == 0
+    assert run(tiny_bundle().folder, "--engines", tmp_path / "a", "--force").exit_code == 0
     assert len(world.builds) == 2
 
 
@@ -50,9 +50,9 @@ def refused(*arguments: str | Path) -> str:
 
 
 def test_another_device_is_for_rtx_alone(world: World, tmp_path: Path) -> None:
-    message = refused(trt_bundle().folder, "--compute-capability", "8.7")
+    message = refused(tiny_bundle().folder, "--compute-capability", "8.7")
     assert "leave --compute-capability out" in message
-    assert "X.Y" in refused(trt_bundle().folder, "--runtime", "tensorrt-rtx", "--compute-capability", "sm89")
+    assert "X.Y" in refused(tiny_bundle().folder, "--runtime", "tensorrt-rtx", "--compute-capability", "sm89")
 
 
 def test_what_is_no_bundle_is_named(world: World, tmp_path: Path) -> None:
@@ -64,5 +64,5 @@ def test_a_machine_without_a_gpu_is_told_what_it_can_do(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "tensorrt_rtx_bindings", module)
     monkeypatch.setitem(sys.modules, "tensorrt", module)
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
-    message = refused(trt_bundle().folder, "--runtime", "tensorrt-rtx")
+    message = refused(tiny_bundle().folder, "--runtime", "tensorrt-rtx")
     assert "name a device with --compute-capability" in message

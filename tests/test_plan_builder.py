@@ -16,8 +16,9 @@ from acespec.edge_runtime.plan_key import PlanKey, StepShape, dimensions, shape_
 from acespec.edge_runtime.trt_module import TensorRtError
 from acespec.models.manifest import Bundle, TensorSpec
 from fake_cuda import FakeCuda
+from fake_device import FakeDevice, fake_device
 from fake_tensorrt import BuilderFlag, MemoryPoolType, ParserError, World, fake_tensorrt
-from trt_bundles import BUCKETS, CONTEXT, PREFILL, TREE_ROWS, FakeDevice, fake_device, trt_bundle
+from tiny_bundle import BUCKETS, CONTEXT, PREFILL, TREE_ROWS, tiny_bundle
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def device(tmp_path: Path) -> FakeDevice:
 
 def build(device: FakeDevice, bundle: Bundle | None = None, force: bool = False) -> list[str]:
     """Build all plans of the bundle; returns what was reported."""
-    bundle = bundle or trt_bundle()
+    bundle = bundle or tiny_bundle()
     variant, keys = device.target.plan_keys(bundle)
     told: list[str] = []
     builder = PlanBuilder(bundle, device.target, device.folder, progress=told.append)
@@ -41,7 +42,7 @@ def left_behind(device: FakeDevice) -> list[str]:
 
 
 def test_one_graph_for_all_widths_is_one_plan_with_a_profile_each(device: FakeDevice) -> None:
-    bundle = trt_bundle()
+    bundle = tiny_bundle()
     _, (key,) = device.target.plan_keys(bundle)
     assert [(step.width, step.logit_rows) for step in key.steps] == [(1, 1), (4, 4), (16, 16), (PREFILL, 1)]
     assert key.rows == CONTEXT + TREE_ROWS
@@ -62,7 +63,7 @@ def test_one_graph_for_all_widths_is_one_plan_with_a_profile_each(device: FakeDe
 
 
 def test_a_graph_for_each_width_is_a_plan_each_without_profiles(device: FakeDevice) -> None:
-    bundle = trt_bundle(layout="split")
+    bundle = tiny_bundle(layout="split")
     _, keys = device.target.plan_keys(bundle)
     assert [[step.width for step in key.steps] for key in keys] == [[1], [4], [16], [PREFILL]]
     build(device, bundle)
@@ -84,7 +85,7 @@ def test_what_is_built_is_kept_and_forced_is_built_again(device: FakeDevice) -> 
 
 @pytest.mark.parametrize("change", ["version", "device", "graph", "weights"])
 def test_a_plan_of_anything_else_is_built_again(device: FakeDevice, change: str) -> None:
-    bundle = trt_bundle()
+    bundle = tiny_bundle()
     build(device)
     if change == "version":
         module, device.world = fake_tensorrt(device.cuda, "10.4.0")
@@ -192,7 +193,7 @@ def test_a_build_in_another_thread_leaves_signals_alone(device: FakeDevice) -> N
 def test_a_graph_that_is_not_the_manifests_is_refused(
     device: FakeDevice, where: str, change: dict[str, object], named: str
 ) -> None:
-    bundle = trt_bundle()
+    bundle = tiny_bundle()
     variant = bundle.manifest.graphs[0]
     first, *others = getattr(variant, where)
     changed = variant.model_copy(update={where: (first.model_copy(update=change), *others)})
@@ -202,7 +203,7 @@ def test_a_graph_that_is_not_the_manifests_is_refused(
 
 
 def test_scratch_memory_is_bounded_only_when_asked(device: FakeDevice) -> None:
-    bundle = trt_bundle()
+    bundle = tiny_bundle()
     build(device)
     variant, (key,) = device.target.plan_keys(bundle)
     builder = PlanBuilder(bundle, device.target, device.folder, workspace_bytes=1 << 20)
@@ -217,8 +218,8 @@ def rtx_target(capability: str) -> tuple[BuildTarget, World]:
 
 def test_tensorrt_for_rtx_is_told_the_device_and_to_allocate_nothing_itself(tmp_path: Path) -> None:
     target, world = rtx_target("8.9")
-    variant, (key,) = target.plan_keys(trt_bundle())
-    PlanBuilder(trt_bundle(), target, PlanFolder(tmp_path)).read_or_build(variant, key)
+    variant, (key,) = target.plan_keys(tiny_bundle())
+    PlanBuilder(tiny_bundle(), target, PlanFolder(tmp_path)).read_or_build(variant, key)
     (config,) = world.configs
     assert config.capabilities == {0: "8.9"}
     assert config.flags == {BuilderFlag.REQUIRE_USER_ALLOCATION}
@@ -228,16 +229,16 @@ def test_tensorrt_for_rtx_is_told_the_device_and_to_allocate_nothing_itself(tmp_
 def test_a_device_tensorrt_for_rtx_does_not_offer_is_named_before_anything_is_parsed(tmp_path: Path) -> None:
     target, world = rtx_target("8.7")
     world.parser_errors = [ParserError(0, "", "", "parsed")]
-    variant, (key,) = target.plan_keys(trt_bundle())
+    variant, (key,) = target.plan_keys(tiny_bundle())
     with pytest.raises(
         TensorRtError, match=r"no plans for compute capability 8\.7 \(it offers: 8\.0, 8\.9, 12\.0\)"
     ):
-        PlanBuilder(trt_bundle(), target, PlanFolder(tmp_path)).read_or_build(variant, key)
+        PlanBuilder(tiny_bundle(), target, PlanFolder(tmp_path)).read_or_build(variant, key)
 
 
 def with_graphs(*names: str) -> Bundle:
     """The tiny bundle, its graph listed under each of ``names``."""
-    bundle = trt_bundle()
+    bundle = tiny_bundle()
     graph = bundle.manifest.graphs[0]
     graphs = tuple(graph.model_copy(update={"name": name}) for name in names)
     return replace(bundle, manifest=bundle.manifest.model_copy(update={"graphs": graphs}))
@@ -271,7 +272,7 @@ def test_a_bundle_without_a_graph_for_this_tensorrt_is_refused(graphs: tuple[str
 def test_rows_are_those_of_the_graph_or_of_the_context_and_the_tree() -> None:
     module, _ = fake_tensorrt(FakeCuda())
     target = BuildTarget(module, "tensorrt", "8.7")
-    bundle = trt_bundle()
+    bundle = tiny_bundle()
     open_rows = bundle.manifest.graphs[0].model_copy(update={"rows": None})
     manifest = bundle.manifest.model_copy(update={"graphs": (open_rows,)})
     (key,) = target.plan_keys(replace(bundle, manifest=manifest))[1]
@@ -282,7 +283,7 @@ def test_rows_are_those_of_the_graph_or_of_the_context_and_the_tree() -> None:
 
 def key_of(graph: str) -> PlanKey:
     module, _ = fake_tensorrt(FakeCuda())
-    (key,) = BuildTarget(module, "tensorrt", "8.7").plan_keys(trt_bundle())[1]
+    (key,) = BuildTarget(module, "tensorrt", "8.7").plan_keys(tiny_bundle())[1]
     return key.model_copy(update={"graph": graph, "rows": 100})
 
 

@@ -22,7 +22,7 @@ from acespec.export.options import DEFAULT_BUCKETS, DEFAULT_PREFILL, ExportOptio
 from acespec.export.tensorrt_weights import tensorrt_quantization
 from acespec.models import resolve_model
 from acespec.models.manifest import Bundle, GraphVariant, TensorSpec
-from trt_bundles import BUCKETS, PREFILL, trt_bundle
+from tiny_bundle import BUCKETS, PREFILL, tiny_bundle
 
 trt = pytest.importorskip("tensorrt_rtx_bindings", reason="TensorRT for RTX is not installed")
 
@@ -32,7 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "a graph for each width": {"layout": "split"},
     "half precision": {"precision": "fp16"},
     "int4": {"precision": "int4", "quantization": tensorrt_quantization("int4")},
-    "windows and the largest logits": {"architecture": "mistral", "top_k": 20},
+    "windows and the largest logits": {"family": "mistral", "top_k": 20},
 }
 
 
@@ -84,7 +84,7 @@ def check_plans(bundle: Bundle, variant: GraphVariant, keys: tuple[PlanKey, ...]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tensorrt_takes_every_width_and_reads_the_manifests_interface(kind: str, tmp_path: Path) -> None:
-    bundle = trt_bundle(**KINDS[kind])
+    bundle = tiny_bundle(**KINDS[kind])
     variant, keys = rtx_target().plan_keys(bundle)
     widths = [(step.width, step.logit_rows) for key in keys for step in key.steps]
     assert widths == [*((width, width) for width in BUCKETS), (PREFILL, 1)]
@@ -92,7 +92,7 @@ def test_tensorrt_takes_every_width_and_reads_the_manifests_interface(kind: str,
 
 
 def test_a_plan_that_is_there_is_read_and_not_built_again(tmp_path: Path) -> None:
-    bundle = trt_bundle()
+    bundle = tiny_bundle()
     variant, (key,) = rtx_target().plan_keys(bundle)
     told: list[str] = []
     builder = PlanBuilder(bundle, rtx_target(), PlanFolder(tmp_path), progress=told.append)
@@ -103,7 +103,7 @@ def test_a_plan_that_is_there_is_read_and_not_built_again(tmp_path: Path) -> Non
 
 
 def test_a_graph_tensorrt_does_not_parse_is_refused_with_its_reason(tmp_path: Path) -> None:
-    bundle = trt_bundle()
+    bundle = tiny_bundle()
     (tmp_path / "portable.onnx").write_bytes(bundle.path("portable.onnx").read_bytes()[:5000])
     broken = Bundle(tmp_path, bundle.manifest)
     variant, (key,) = rtx_target().plan_keys(broken)
@@ -116,7 +116,7 @@ def test_a_graph_tensorrt_does_not_parse_is_refused_with_its_reason(tmp_path: Pa
 @pytest.mark.parametrize("capability", ["8.7", "11.0"])
 def test_the_jetsons_are_not_among_its_devices(capability: str, tmp_path: Path) -> None:
     """If this fails, it offers them now, and the tests can prove more."""
-    bundle = trt_bundle()
+    bundle = tiny_bundle()
     variant, (key,) = rtx_target(capability).plan_keys(bundle)
     with pytest.raises(TensorRtError, match=rf"no plans for compute capability {capability}"):
         PlanBuilder(bundle, rtx_target(capability), PlanFolder(tmp_path)).read_or_build(variant, key)

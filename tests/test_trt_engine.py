@@ -28,15 +28,16 @@ from acespec.edge_runtime.trt_module import TensorRtError
 from acespec.models.manifest import TensorSpec
 from acespec.speculation import DraftLogits
 from fake_cuda import Code
+from fake_device import FakeDevice, fake_device
 from native_interface import native_bundle
-from trt_bundles import BUCKETS, CONTEXT, PREFILL, TREE_ROWS, FakeDevice, fake_device, trt_bundle
+from tiny_bundle import BUCKETS, CONTEXT, PREFILL, TREE_ROWS, tiny_bundle
 
 TOLERANCE = 1e-4
 KINDS: dict[str, dict[str, Any]] = {
     "profiles": {},
     "split": {"layout": "split"},
     "without graphs": {},
-    "windows and the largest logits": {"architecture": "mistral", "top_k": 20},
+    "windows and the largest logits": {"family": "mistral", "top_k": 20},
     "native": {},
 }
 
@@ -45,7 +46,7 @@ class Pair:
     """Both engines, told the same."""
 
     def __init__(self, kind: str) -> None:
-        bundle = trt_bundle(**KINDS[kind])
+        bundle = tiny_bundle(**KINDS[kind])
         version = "10.16.0" if kind == "native" else "10.3.0"
         self.device = fake_device(Path(plans_folder(kind)), version)
         mine = native_bundle(bundle) if kind == "native" else bundle
@@ -197,18 +198,18 @@ def device(tmp_path: Path) -> Iterator[FakeDevice]:
 
 
 def test_it_says_what_the_bundle_says(device: FakeDevice) -> None:
-    with device.engine(trt_bundle()) as engine:
+    with device.engine(tiny_bundle()) as engine:
         assert engine.buckets == BUCKETS
         assert engine.prefill_width == PREFILL
         assert engine.max_context == CONTEXT
         assert engine.max_rows == CONTEXT + TREE_ROWS
         assert engine.vocab_size == 257
-    with device.engine(trt_bundle(), max_context=40) as engine:
+    with device.engine(tiny_bundle(), max_context=40) as engine:
         assert engine.max_context == 40
 
 
 def test_each_width_is_captured_at_its_second_step_and_launched_from_then_on(device: FakeDevice) -> None:
-    with device.engine(trt_bundle()) as engine:
+    with device.engine(tiny_bundle()) as engine:
         launches = []
         for count in (1, 1, 1, 4, 3, 16, 1):
             one_step(engine, count)
@@ -220,7 +221,7 @@ def test_a_step_that_cannot_be_captured_runs_without_a_graph_and_says_so_once(
     device: FakeDevice, caplog: pytest.LogCaptureFixture
 ) -> None:
     device.world.is_capturable = False
-    with device.engine(trt_bundle()) as engine:
+    with device.engine(tiny_bundle()) as engine:
         expected = one_step(engine).values.copy()
         for _ in range(3):
             engine.truncate(0)
@@ -233,7 +234,7 @@ def test_a_step_that_cannot_be_captured_runs_without_a_graph_and_says_so_once(
 
 
 def test_binding_another_address_drops_the_graph(device: FakeDevice) -> None:
-    with device.engine(trt_bundle()) as engine:
+    with device.engine(tiny_bundle()) as engine:
         for _ in range(2):
             one_step(engine, 1)
         assert device.cuda.launches == 1
@@ -249,7 +250,7 @@ def test_binding_another_address_drops_the_graph(device: FakeDevice) -> None:
 
 
 def test_a_short_prompt_runs_on_a_bucket_and_a_long_one_on_the_prefill_graph(device: FakeDevice) -> None:
-    with device.engine(trt_bundle()) as engine:
+    with device.engine(tiny_bundle()) as engine:
         assert engine._step_for(3, last_only=True).shape.width == 4
         assert engine._step_for(17, last_only=True).shape.width == PREFILL
         assert engine._step_for(16, last_only=False).shape.width == 16
@@ -261,7 +262,7 @@ def test_a_short_prompt_runs_on_a_bucket_and_a_long_one_on_the_prefill_graph(dev
 
 
 def test_all_contexts_work_in_one_block_as_large_as_the_hungriest_wants(device: FakeDevice) -> None:
-    with device.engine(trt_bundle()) as engine:
+    with device.engine(tiny_bundle()) as engine:
         contexts = [step._context for step in engine._steps.by_width.values()]
         blocks = {context._scratch for context in contexts}  # type: ignore[union-attr]
         assert len(blocks) == 1
@@ -269,7 +270,7 @@ def test_all_contexts_work_in_one_block_as_large_as_the_hungriest_wants(device: 
 
 
 def test_a_plan_is_built_once_and_a_stale_or_damaged_one_again(device: FakeDevice) -> None:
-    bundle = trt_bundle()
+    bundle = tiny_bundle()
     device.engine(bundle).close()
     device.engine(bundle).close()
     assert len(device.world.builds) == 1
@@ -283,7 +284,7 @@ def test_a_plan_is_built_once_and_a_stale_or_damaged_one_again(device: FakeDevic
 
 
 def test_closing_twice_is_closing_once_and_a_closed_engine_is_not_to_be_used(device: FakeDevice) -> None:
-    engine = device.engine(trt_bundle())
+    engine = device.engine(tiny_bundle())
     one_step(engine)
     engine.close()
     engine.close()
@@ -294,7 +295,7 @@ def test_closing_twice_is_closing_once_and_a_closed_engine_is_not_to_be_used(dev
 
 
 def test_an_engine_nobody_closed_frees_the_device_when_it_goes(device: FakeDevice) -> None:
-    engine = device.engine(trt_bundle())
+    engine = device.engine(tiny_bundle())
     one_step(engine)
     engine.compact(0, [2])  # the device has not done it yet
     del engine
@@ -313,11 +314,11 @@ def test_what_tensorrt_refuses_at_the_start_is_named_and_leaves_nothing(
 ) -> None:
     setattr(device.world, trouble, True)
     with pytest.raises(TensorRtError, match=message):
-        device.engine(trt_bundle())
+        device.engine(tiny_bundle())
 
 
 def test_a_step_that_fails_is_named_and_leaves_the_rows_as_they_were(device: FakeDevice) -> None:
-    with device.engine(trt_bundle()) as engine:
+    with device.engine(tiny_bundle()) as engine:
         one_step(engine)
         device.world.fails_to_run = True
         with pytest.raises(TensorRtError, match=r"cannot run a step of 1 tokens \(the step failed\)"):
@@ -330,7 +331,7 @@ def test_a_step_that_fails_is_named_and_leaves_the_rows_as_they_were(device: Fak
 
 
 def test_an_error_of_cuda_is_named(device: FakeDevice) -> None:
-    with device.engine(trt_bundle()) as engine:
+    with device.engine(tiny_bundle()) as engine:
         device.cuda.failures["cudaMemcpyAsync"] = Code.LAUNCH_FAILURE
         with pytest.raises(CudaError, match=r"cudaMemcpyAsync failed \(launch failure\)"):
             one_step(engine)
@@ -341,12 +342,12 @@ def test_an_error_of_cuda_is_named(device: FakeDevice) -> None:
 def test_too_little_memory_is_one_line_and_leaves_nothing(device: FakeDevice, capacity: int) -> None:
     device.cuda.capacity = capacity
     with pytest.raises(CudaError, match=r"cudaMalloc failed \(out of memory\)"):
-        device.engine(trt_bundle())
+        device.engine(tiny_bundle())
 
 
 def test_a_plan_with_other_tensors_is_refused(device: FakeDevice) -> None:
     """The record fits, the plan is another graph's: somebody put it there."""
-    bundle = trt_bundle()
+    bundle = tiny_bundle()
     device.engine(bundle).close()
     variant, _ = device.target.plan_keys(bundle)
     other = variant.model_copy(update={"outputs": variant.outputs[:-1]})
@@ -361,7 +362,7 @@ def test_a_plan_with_other_tensors_is_refused(device: FakeDevice) -> None:
 def test_numbers_that_are_not_the_graphs_are_refused_before_anything_is_built(
     device: FakeDevice, change: dict[str, int]
 ) -> None:
-    bundle = trt_bundle()
+    bundle = tiny_bundle()
     with pytest.raises(TensorRtError, match=r"contradicts itself: .*export the bundle again"):
         device.engine(replace(bundle, manifest=bundle.manifest.model_copy(update=change)))
     assert device.world.builds == []
@@ -369,7 +370,7 @@ def test_numbers_that_are_not_the_graphs_are_refused_before_anything_is_built(
 
 def test_the_native_graph_has_room_for_the_padding_of_its_widest_step(device: FakeDevice) -> None:
     version = fake_device(device.folder.path, "10.16.0")
-    with version.engine(native_bundle(trt_bundle())) as engine:
+    with version.engine(native_bundle(tiny_bundle())) as engine:
         assert engine.max_rows == CONTEXT + TREE_ROWS - (PREFILL - 1)
         while engine.num_rows < engine.max_rows:
             one_step(engine, min(16, engine.max_rows - engine.num_rows), last_only=True)

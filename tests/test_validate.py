@@ -29,6 +29,7 @@ from acespec.models.manifest import Bundle, load_bundle, write_manifest
 from acespec.models.tolerances import Tolerance, run_tolerance
 from acespec.speculation import DraftLogits, LogitsRow
 from acespec.validate_command import validate
+from fake_device import fake_device
 from fake_draft import TableDraftEngine, hashed_table
 
 VOCAB = 50
@@ -306,10 +307,9 @@ def test_the_command_names_file_bucket_and_row_of_a_wrong_step(monkeypatch: pyte
 
 def test_a_tensorrt_engine_is_checked_alike(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    bundles = importlib.import_module("trt_bundles")
-    bundle = bundles.trt_bundle(architecture="mistral", top_k=20)
+    bundle = importlib.import_module("tiny_bundle").tiny_bundle("mistral", top_k=20)
     tolerance = run_tolerance(bundle.manifest)
-    with bundles.fake_device(tmp_path).engine(bundle) as engine:
+    with fake_device(tmp_path).engine(bundle) as engine:
         found = list(validate_engine(engine, tolerance, [8]))
     assert len(found) == 1 + 2 * (1 + len(engine.buckets))
     assert all(finding.passed for finding in found), found

@@ -16,6 +16,8 @@ from model_folder import tiny_tokenizer
 from tiny_families import NAMED
 from tiny_target import tiny_model
 
+BUCKETS, CONTEXT, PREFILL, TREE_ROWS = (1, 4, 16), 96, 32, 64
+
 
 @functools.cache
 def tiny_decoder(family: str = "llama") -> PreTrainedModel:
@@ -23,19 +25,22 @@ def tiny_decoder(family: str = "llama") -> PreTrainedModel:
     return tiny_model() if family == "llama" else NAMED[family]()
 
 
-@functools.cache
 def tiny_bundle(family: str = "llama", **options: Any) -> Bundle:
-    """Buckets 1, 4 and 16, a context of 96; float32 and the portable graph unless ``options`` say otherwise.
+    """A bundle of the sizes above; float32 and the portable graph unless ``options`` say otherwise.
 
     Gone when the process ends.
     """
+    return _exported(family, ExportOptions(BUCKETS, CONTEXT, PREFILL, TREE_ROWS, **options))
+
+
+@functools.cache
+def _exported(family: str, options: ExportOptions) -> Bundle:
     folder = tempfile.TemporaryDirectory(prefix="acespec-tiny-")
     tiny_folders.append(folder)
     source = Path(folder.name) / "tiny-llama"
     tiny_decoder(family).save_pretrained(source)
     tiny_tokenizer().save(str(source / "tokenizer.json"))
-    asked = ExportOptions(buckets=(1, 4, 16), context=96, prefill_chunk=32, **options)
-    return export_bundle(source, Path(folder.name) / "bundle", asked)
+    return export_bundle(source, Path(folder.name) / "bundle", options)
 
 
 tiny_folders: list[tempfile.TemporaryDirectory[str]] = []
