@@ -17,9 +17,9 @@ from rich.text import Text
 from acespec.edge_runtime.plan_files import engines_folder
 from acespec.edge_runtime.plan_report import BuiltPlan, built_plans
 from acespec.errors import AcespecError
-from acespec.models.bundle_report import BundleReport, VariantReport, report_bundle
+from acespec.models.bundle_report import BundleReport, VariantReport, report_bundle, weights_format
 from acespec.models.latency import LatencyProfile
-from acespec.models.manifest import BundleManifest, load_bundle
+from acespec.models.manifest import load_bundle
 
 
 @click.command()
@@ -95,21 +95,6 @@ def show(report: BundleReport, plans: Sequence[BuiltPlan], console: Console) -> 
     else:
         console.print(latency_table(manifest.latency))
         console.print(latency_note(manifest.latency))
-
-
-def weights_format(manifest: BundleManifest) -> str:
-    """Precision and quantisation in words."""
-    quantization = manifest.quantization
-    if quantization is None:
-        return manifest.precision
-    block = f"blocks of {quantization.block}" if quantization.block else "a scale an output"
-    parts = [block, "symmetric" if quantization.symmetric else "asymmetric"]
-    parts.append("head in floats" if quantization.head_bits is None else f"head int{quantization.head_bits}")
-    if quantization.embedding_bits is not None:
-        parts.append(f"embeddings int{quantization.embedding_bits}")
-    if quantization.activation_bits is not None:
-        parts.append(f"activations int{quantization.activation_bits} with a scale a row")
-    return f"int{quantization.bits} weights ({', '.join(parts)})"
 
 
 def variant_table(variant: VariantReport) -> Table:

@@ -20,10 +20,11 @@ from tokenizers import Tokenizer
 from transformers import DynamicCache, PreTrainedModel
 
 from acespec.errors import AcespecError
+from acespec.models.bundle_report import weights_format
 from acespec.models.chat import ChatTemplate
 from acespec.models.exportable import load_decoder
-from acespec.models.fingerprint import model_fingerprint
-from acespec.models.manifest import Bundle, BundleManifest
+from acespec.models.fingerprint import check_source
+from acespec.models.manifest import Bundle
 from acespec.models.vocabulary import load_tokenizer
 from acespec.speculation import DraftLogits
 
@@ -54,7 +55,7 @@ class EvaluationRow:
     """One line of the report."""
 
     name: str
-    """Such as ``int8``."""
+    """How weights are stored (`weights_format`)."""
     bundle_bytes: int
     step_ms: float | None
     """Median time of a one-token step; None: not measured."""
@@ -179,10 +180,7 @@ def evaluate_bundle(
     Raises ``AcespecError`` when the bundle was exported from another model.
     """
     manifest = bundle.manifest
-    if model_fingerprint(model_folder) != manifest.source_fingerprint:
-        raise AcespecError(
-            f"{bundle.folder} was not exported from {model_folder}; name the folder of {manifest.model_name}"
-        )
+    check_source(bundle, model_folder)
     model = load_decoder(model_folder)
     text = bundle.chat_template
     template = None if text is None else ChatTemplate(text, manifest.bos_token, manifest.eos_token)
@@ -193,31 +191,13 @@ def evaluate_bundle(
     texts = [continue_greedily(model, start, new_tokens, manifest.vocab_size) for start in starts]
     agreement = measure_agreement(draft, model, texts, manifest.vocab_size)
     size = sum(file.stat().st_size for file in bundle.folder.iterdir())
-    return EvaluationRow(precision_label(manifest), size, step_ms, agreement)
-
-
-def precision_label(manifest: BundleManifest) -> str:
-    """How weights are stored, such as ``int4, blocks of 32, symmetric, head int8``."""
-    form = manifest.quantization
-    if form is None:
-        return manifest.precision
-    parts = [
-        manifest.precision,
-        "by column" if form.block is None else f"blocks of {form.block}",
-        "symmetric" if form.symmetric else "with zero points",
-        "head in floats" if form.head_bits is None else f"head int{form.head_bits}",
-    ]
-    if form.embedding_bits is not None:
-        parts.append(f"embedding int{form.embedding_bits}")
-    if form.activation_bits is not None:
-        parts.append(f"activations int{form.activation_bits}")
-    return ", ".join(parts)
+    return EvaluationRow(weights_format(manifest), size, step_ms, agreement)
 
 
 HEADINGS = ("precision", "size", "step", "acceptance", "same top token", "KL")
 
 
-def report_cells(row: EvaluationRow) -> tuple[str, ...]:
+def _cells(row: EvaluationRow) -> tuple[str, ...]:
     """The cells of a line under `HEADINGS`."""
     return (
         row.name,
@@ -235,15 +215,8 @@ def report_table(rows: Sequence[EvaluationRow]) -> Table:
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading == HEADINGS[0] else "right")
     for row in rows:
-        table.add_row(*report_cells(row))
+        table.add_row(*_cells(row))
     return table
-
-
-def report_markdown(rows: Sequence[EvaluationRow]) -> str:
-    """The report as a Markdown table."""
-    aligned = ["---", *["---:"] * (len(HEADINGS) - 1)]
-    lines = [HEADINGS, aligned, *map(report_cells, rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{_caption(rows)}\n"
 
 
 def _caption(rows: Sequence[EvaluationRow]) -> str:

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from acespec.export.check import torch_logits
-from acespec.export.graph import ExportError, use_matrix_products
+from acespec.export.graph import use_matrix_products
 from acespec.export.integer_products import rounded_activations
 from acespec.export.quantize import quantize_decoder
 from acespec.models.exportable import ExportableDecoder, load_decoder
-from acespec.models.fingerprint import model_fingerprint
+from acespec.models.fingerprint import check_source
 from acespec.models.manifest import Bundle
 from acespec.models.probe import Probe, branching_probe
 
@@ -22,14 +22,10 @@ PROBE_TOKENS = 24
 def reference_logits(model_folder: Path, bundle: Bundle) -> tuple[Probe, NDArray[np.float32]]:
     """A probe that branches, and PyTorch's logits ``[n, vocab_size]`` of it, on the bundle's rounded weights.
 
-    Raises `ExportError` when ``bundle`` was not exported from the model in ``model_folder``.
+    Raises ``AcespecError`` when ``bundle`` was not exported from the model in ``model_folder``.
     """
     manifest = bundle.manifest
-    if model_fingerprint(model_folder) != manifest.source_fingerprint:
-        raise ExportError(
-            f"{bundle.folder} was not exported from {model_folder}: its fingerprint is another; "
-            f"name the folder of {manifest.model_name} with --model"
-        )
+    check_source(bundle, model_folder)
     generator = np.random.default_rng(0)
     count = min(PROBE_TOKENS, manifest.max_context)
     probe = branching_probe(generator.integers(0, manifest.vocab_size, count))

@@ -118,6 +118,21 @@ def report_bundle(bundle: Bundle, tree_rows: int = DEFAULT_TREE_ROWS) -> BundleR
     return BundleReport(bundle.manifest, files, tuple(variants))
 
 
+def weights_format(manifest: BundleManifest) -> str:
+    """How weights are stored: ``fp16``, or ``int4 weights (blocks of 32, asymmetric, head int8)``."""
+    quantization = manifest.quantization
+    if quantization is None:
+        return manifest.precision
+    block = f"blocks of {quantization.block}" if quantization.block else "a scale an output"
+    parts = [block, "symmetric" if quantization.symmetric else "asymmetric"]
+    parts.append("head in floats" if quantization.head_bits is None else f"head int{quantization.head_bits}")
+    if quantization.embedding_bits is not None:
+        parts.append(f"embeddings int{quantization.embedding_bits}")
+    if quantization.activation_bits is not None:
+        parts.append(f"activations int{quantization.activation_bits} with a scale a row")
+    return f"int{quantization.bits} weights ({', '.join(parts)})"
+
+
 def _report_variant(
     bundle: Bundle, variant: GraphVariant, sizes: dict[str, int], tree_rows: int
 ) -> VariantReport:

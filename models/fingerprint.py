@@ -7,7 +7,9 @@ import json
 from dataclasses import astuple
 from pathlib import Path
 
+from acespec.errors import AcespecError
 from acespec.models.files import StoredTensor, read_json_object, read_tensors, weight_files
+from acespec.models.manifest import Bundle
 
 BLOCK_BYTES = 4096
 VOLATILE_CONFIG_KEYS = frozenset(
@@ -50,6 +52,15 @@ def model_fingerprint(model_folder: Path) -> str:
                     file.seek(offset)
                     digest.update(file.read(min(BLOCK_BYTES, tensor.end - offset)))
     return digest.hexdigest()
+
+
+def check_source(bundle: Bundle, model_folder: Path) -> None:
+    """Raise ``AcespecError`` unless ``bundle`` was exported from the model in ``model_folder``."""
+    if model_fingerprint(model_folder) != bundle.manifest.source_fingerprint:
+        raise AcespecError(
+            f"{bundle.folder} was not exported from {model_folder}: its fingerprint is another; "
+            f"name the folder of {bundle.manifest.model_name}"
+        )
 
 
 def _sampled_offsets(tensor: StoredTensor) -> list[int]:

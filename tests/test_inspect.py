@@ -17,7 +17,7 @@ from acespec.edge_runtime.latency_plot import plot_latency
 from acespec.edge_runtime.plan_files import PlanRecord
 from acespec.edge_runtime.plan_key import PlanKey, StepShape
 from acespec.errors import AcespecError
-from acespec.models.bundle_report import fold, report_bundle, weights_files
+from acespec.models.bundle_report import fold, report_bundle, weights_files, weights_format
 from acespec.models.files import sha256_of
 from acespec.models.latency import LatencyPoint, LatencyProfile
 from acespec.models.manifest import (
@@ -197,6 +197,29 @@ def test_a_real_graph_names_its_weights() -> None:
         for file in variant.files:
             (weights,) = weights_files(bundle, file)
             assert bundle.path(weights).stat().st_size > bundle.path(file).stat().st_size / 10
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (
+            {"bits": 4, "block": 32, "symmetric": False, "head_bits": 8},
+            "int4 weights (blocks of 32, asymmetric, head int8)",
+        ),
+        (
+            {"bits": 8, "block": None, "symmetric": True, "head_bits": 8, "activation_bits": 8},
+            "int8 weights (a scale an output, symmetric, head int8, activations int8 with a scale a row)",
+        ),
+        (
+            {"bits": 8, "block": 128, "symmetric": True, "head_bits": None, "embedding_bits": 8},
+            "int8 weights (blocks of 128, symmetric, head in floats, embeddings int8)",
+        ),
+    ],
+)
+def test_the_weights_form_is_put_in_words(folder: Path, form: dict[str, Any], words: str) -> None:
+    manifest = load_bundle(folder).manifest
+    assert weights_format(manifest.model_copy(update={"quantization": Quantization(**form)})) == words
+    assert weights_format(manifest.model_copy(update={"quantization": None, "precision": "fp16"})) == "fp16"
 
 
 def test_everything_is_shown(folder: Path) -> None:
