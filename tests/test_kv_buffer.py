@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -65,6 +65,7 @@ class RowsMachine(RuleBasedStateMachine):
 
 
 TestRows = RowsMachine.TestCase
+TestRows.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
 
 
 def filled(num_rows: int, by_head: bool) -> KvBuffer:
