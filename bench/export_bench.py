@@ -33,7 +33,7 @@ WIDTHS = (1, 4, 16, 32, 64)
 ROUND_WIDTHS = (1, 16)
 """A tree round is as many steps of the first width as of the second."""
 CONTEXT = 512
-SHORT_CONTEXT, LONG_BUFFER = 256, 4096
+SHORT_CONTEXT, SHORT_BUFFER, LONG_BUFFER = 256, 512, 4096
 GENAI = "genai int4"
 PRECISIONS = ("int8", "int4")
 DEFAULT, LIKE_GENAI = PRECISIONS
@@ -83,12 +83,13 @@ def float32_bytes(model_folder: Path) -> int:
 
 
 def context_cost(bundle: Bundle, settings: SessionSettings, repetitions: int) -> float:
-    """What a buffer of 4,096 rows costs a tree round behind 256 of them, over one of 512."""
+    """Time of a tree round behind `SHORT_CONTEXT` rows of `LONG_BUFFER`, over one of `SHORT_BUFFER`."""
     steps = {
-        str(rows): engine_steps(_engine(bundle, settings, rows), SHORT_CONTEXT) for rows in (512, LONG_BUFFER)
+        str(rows): engine_steps(_engine(bundle, settings, rows), SHORT_CONTEXT)
+        for rows in (SHORT_BUFFER, LONG_BUFFER)
     }
     times = measure_steps(steps, ROUND_WIDTHS, repetitions)
-    return tree_round(times, str(LONG_BUFFER)) / tree_round(times, "512")
+    return tree_round(times, str(LONG_BUFFER)) / tree_round(times, str(SHORT_BUFFER))
 
 
 def tree_round(times: StepTimes, name: str) -> float:
