@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
 import signal
 import tempfile
@@ -13,14 +15,19 @@ from types import FrameType
 from acespec.errors import AcespecError
 from acespec.models.manifest import MANIFEST_FILE
 
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""What a disk may answer in the middle of the work."""
+
 
 @contextlib.contextmanager
 def replaced_bundle(final: Path) -> Iterator[Path]:
     """Yield an empty folder beside ``final`` that takes its place when the block succeeds.
 
     When it fails or is interrupted, ``final`` stays as it was and nothing is left behind. Raises
-    ``AcespecError`` when ``final`` exists and is neither a bundle nor an empty folder.
+    ``AcespecError`` when ``final`` exists and is neither a bundle nor an empty folder, and when the disk
+    takes no more.
     """
+    final = Path(os.path.realpath(final))  # a link goes on pointing to the bundle
     if final.exists() and not (final / MANIFEST_FILE).is_file() and not _is_empty_folder(final):
         raise AcespecError(f"{final} exists and is not a bundle; choose another folder or remove it")
     try:
@@ -37,6 +44,12 @@ def replaced_bundle(final: Path) -> Iterator[Path]:
         if final.exists():
             final.rename(old)
         staging.rename(final)
+    except OSError as error:
+        if error.errno not in DISK_FAULTS:
+            raise
+        raise AcespecError(
+            f"cannot write {final} ({error.strerror}); make room there or choose another folder"
+        ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
         if old.exists() and not final.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -236,6 +237,26 @@ def test_an_interrupted_export_leaves_the_old_bundle_and_nothing_else(
     assert load_bundle(tmp_path / "bundle").manifest == old
 
 
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    def export_to_full_disk() -> None:
+        with replaced_bundle(tmp_path / "bundle"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(AcespecError, match=r"cannot write .*bundle \(No space left on device\); make room"):
+        export_to_full_disk()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_link_goes_on_pointing_to_the_bundle(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "bundle")
+    for name in ("first", "second"):
+        with replaced_bundle(tmp_path / "link") as staging:
+            (staging / name).write_bytes(b"")
+            (staging / "manifest.json").write_bytes(b"{}")
+    assert (tmp_path / "link").is_symlink()
+    assert bundle_texts(tmp_path / "elsewhere").tolist() == ["bundle", "manifest.json", "second"]
+
+
 def test_a_finished_export_replaces_the_old_bundle(tmp_path: Path) -> None:
     write_bundle(tmp_path / "bundle")
     with replaced_bundle(tmp_path / "bundle") as staging:
@@ -284,7 +305,7 @@ def test_a_model_that_is_not_whole_is_refused_and_not_filled_with_random_weights
         ({"buckets": (0, 8)}, "between 1 and 1024, not 0, 8"),
         ({"buckets": (2048,)}, "between 1 and 1024, not 2048"),
         ({"precision": "fp4"}, "no precision 'fp4'; choose one of fp32, fp16, bf16, int8, int4"),
-        ({"context": 0}, "context must be at least 1"),
+        ({"context": 0}, "context must be between 1 and"),
     ],
 )
 def test_arguments_out_of_range_are_named(arguments: dict[str, object], message: str) -> None:
