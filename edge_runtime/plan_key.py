@@ -5,6 +5,7 @@ A plan is good for nothing else. Its key stands beside it, and whoever wants a p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -60,10 +61,9 @@ class PlanKey(Sealed):
 
 def architecture(compute_capability: str) -> str:
     """``sm87`` for ``8.7``. Raises `TensorRtError` unless it is two numbers with a dot between."""
-    major, dot, minor = compute_capability.partition(".")
-    if not (dot and major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()):
+    if not re.fullmatch(r"[1-9][0-9]{0,2}\.[0-9]{1,2}", compute_capability, re.ASCII):
         raise TensorRtError(f"a compute capability is X.Y, such as 8.7; not {compute_capability!r}")
-    return f"sm{int(major)}{int(minor)}"
+    return f"sm{compute_capability.replace('.', '')}"
 
 
 def tensorrt_graph(bundle: Bundle, runtime: TensorRtRuntime, version: tuple[int, int]) -> GraphVariant:

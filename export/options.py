@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -24,6 +25,9 @@ GRAPH_OF_RUNTIME: dict[Runtime, GraphName] = {
 DEFAULT_BUCKETS = (1, 8, 16, 32, 64)
 DEFAULT_CONTEXT = 2048
 DEFAULT_PREFILL = 256
+
+MOST_POSITIONS = 2**24
+"""Positions on the wire have 24 bits."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,9 @@ class ExportOptions:
             raise AcespecError(
                 "the ort graph has one form for all widths; for fixed shapes choose --graph portable"
             )
-        if self.context < 1:
-            raise AcespecError(f"the context must be at least 1, not {self.context}")
+        for name, count in (("context", self.context), ("tree's rows", self.tree_rows)):
+            if not 1 <= count < MOST_POSITIONS:
+                raise AcespecError(f"the {name} must be between 1 and {MOST_POSITIONS - 1}, not {count}")
         if not 1 <= self.prefill_chunk <= WIDEST_BUCKET:
             raise AcespecError(
                 f"a prefill chunk must be between 1 and {WIDEST_BUCKET} tokens, not {self.prefill_chunk}"
@@ -139,6 +144,6 @@ def parse_logits(text: str) -> int | None:
     if text == "full":
         return None
     kind, _, count = text.partition(":")
-    if kind != "topk" or not count.isdigit() or int(count) < 1:
+    if kind != "topk" or not re.fullmatch(r"0*[1-9][0-9]{0,8}", count, re.ASCII):
         raise AcespecError(f"logits are 'full' or 'topk:K', such as topk:64; not {text!r}")
     return int(count)

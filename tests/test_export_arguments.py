@@ -88,6 +88,10 @@ def test_weights_integer_products_cannot_use_bring_float_activations(typed: dict
         ({"block": "64"}, "--block is one of 32, 128, column; not '64'"),
         ({"graph": "ort", "layout": "split"}, "for fixed shapes choose --graph portable"),
         ({"logits": "topk:0"}, "'full' or 'topk:K'"),
+        ({"logits": "topk:²"}, "'full' or 'topk:K'"),
+        ({"logits": "topk:" + "9" * 5000}, "'full' or 'topk:K'"),
+        ({"context": 2**24}, "context must be between 1 and 16777215"),
+        ({"tree_rows": 10**20}, "tree's rows must be between 1 and 16777215"),
         ({"buckets": "a"}, "numbers with commas between"),
     ],
 )

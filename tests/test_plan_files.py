@@ -139,7 +139,9 @@ def test_architectures_are_called_as_nvidia_calls_them(text: str, name: str) -> 
     assert architecture(text) == name
 
 
-@pytest.mark.parametrize("text", ["", "8", "8.", ".7", "sm87", "8.7.1", "8,7", "-8.7", "²8.7"])
+@pytest.mark.parametrize(
+    "text", ["", "8", "8.", ".7", "sm87", "8.7.1", "8,7", "-8.7", "²8.7", "08.7", "9" * 5000 + ".0"]
+)
 def test_what_is_no_compute_capability_is_refused(text: str) -> None:
     with pytest.raises(TensorRtError, match=r"X\.Y"):
         architecture(text)
