@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from acespec.edge_runtime.cuda import Cuda, aligned
+from acespec.edge_runtime.used_rows import UsedRows
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def row_moves(prefix: int, kept: Sequence[int]) -> Iterator[RowMove]:
         index += count
 
 
-class DeviceRows:
+class DeviceRows(UsedRows):
     """The rows in use of a block of device memory, and the position each stands at.
 
     What is asked for is given to the stream: it happens in order, before whatever is given to it later.
@@ -79,12 +79,11 @@ class DeviceRows:
     def __init__(self, cuda: Cuda, stream: Any, layout: RowLayout, address: int) -> None:
         """``address`` is of ``layout.total_bytes`` bytes. They are set to zero: a row that is masked must
         still be finite, for 0 x NaN is NaN."""
+        super().__init__(layout.rows)
         self._cuda = cuda
         self._stream = stream
         self._layout = layout
         self._address = address
-        self.num_rows = 0
-        self.positions: NDArray[np.int64] = np.zeros(layout.rows, np.int64)
         cuda.fill_zeros(address, layout.total_bytes, stream)
         cuda.synchronize(stream)  # should the engine fail to start, the memory is free to go
 
@@ -92,13 +91,6 @@ class DeviceRows:
     def addresses(self) -> list[int]:
         """Where each tensor begins."""
         return [self._address + index * self._layout.tensor_pitch for index in range(self._layout.tensors)]
-
-    def append(self, positions: NDArray[np.int64]) -> None:
-        """Take the rows behind those in use into use; they lie there already."""
-        end = self.num_rows + len(positions)
-        assert end <= self._layout.rows, (end, self._layout.rows)
-        self.positions[self.num_rows : end] = positions
-        self.num_rows = end
 
     def place(self, source: int, source_pitch: int, count: int) -> None:
         """Copy ``count`` rows of every tensor behind those in use; for layouts of one plane a tensor.
@@ -113,27 +105,11 @@ class DeviceRows:
             target, layout.tensor_pitch, source, source_pitch, width, layout.tensors, self._stream
         )
 
-    def compact(self, prefix: int, rows: Sequence[int]) -> None:
-        """Keep the first ``prefix`` rows and then ``rows``, in this order (ascending, all >= prefix).
+    def _move(self, prefix: int, kept: NDArray[np.int64]) -> None:
+        for move in row_moves(prefix, kept.tolist()):
+            self._copy(move)
 
-        Copies at most ``len(rows)`` rows of each plane, whatever the prefix.
-        """
-        assert 0 <= prefix <= self.num_rows, (prefix, self.num_rows)
-        kept = [int(row) for row in rows]
-        assert all(earlier < later for earlier, later in itertools.pairwise(kept)), rows
-        assert not kept or prefix <= kept[0] <= kept[-1] < self.num_rows, rows
-        for move in row_moves(prefix, kept):
-            self._move(move)
-        end = prefix + len(kept)
-        self.positions[prefix:end] = self.positions[kept]
-        self.num_rows = end
-
-    def truncate(self, num_rows: int) -> None:
-        """Forget every row from ``num_rows`` on. O(1)."""
-        assert 0 <= num_rows <= self.num_rows, (num_rows, self.num_rows)
-        self.num_rows = num_rows
-
-    def _move(self, move: RowMove) -> None:
+    def _copy(self, move: RowMove) -> None:
         layout = self._layout
         width = move.count * layout.row_bytes
         if layout.planes == 1:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from acespec.edge_runtime.used_rows import UsedRows
 
-class KvBuffer:
+
+class KvBuffer(UsedRows):
     """Rows of every layer's keys and values, and the position each stands at, shaped so that a graph reads
     them in place.
 
@@ -29,11 +30,8 @@ class KvBuffer:
         by_head: bool = False,
     ) -> None:
         """``num_tensors`` is 2 x layers (keys and values), ``row_shape`` is ``(KVH, D)``."""
+        super().__init__(max_rows)
         heads, head_dim = row_shape
-        self.max_rows = max_rows
-        self.num_rows = 0
-        self.positions: NDArray[np.int64] = np.zeros(max_rows, np.int64)
-        """Of each row; those of the rows in use count."""
         self.storage: NDArray[Any]
         """[2 * layers, max_rows, KVH, D], a view in either layout."""
         if by_head:
@@ -50,30 +48,7 @@ class KvBuffer:
         """Copy ``rows`` ``[2 * layers, n, KVH, D]`` behind those in use."""
         self.storage[:, self.num_rows : self.num_rows + rows.shape[1]] = rows
 
-    def append(self, positions: NDArray[np.int64]) -> None:
-        """Take the rows behind those in use into use; they lie there already."""
-        end = self.num_rows + len(positions)
-        assert end <= self.max_rows, (end, self.max_rows)
-        self.positions[self.num_rows : end] = positions
-        self.num_rows = end
-
-    def compact(self, prefix: int, rows: Sequence[int]) -> None:
-        """Keep the first ``prefix`` rows and then ``rows``, in this order (ascending, all >= prefix).
-
-        Copies at most ``len(rows)`` rows a tensor, whatever the prefix.
-        """
-        assert 0 <= prefix <= self.num_rows, (prefix, self.num_rows)
-        kept = np.asarray(rows, np.int64)
+    def _move(self, prefix: int, kept: NDArray[np.int64]) -> None:
         end = prefix + len(kept)
-        if len(kept):
-            assert prefix <= kept[0] <= kept[-1] < self.num_rows, rows
-            assert np.all(np.diff(kept) > 0), rows
-            in_place = int(np.sum(kept == np.arange(prefix, end)))  # ascending: they can only lead
-            self.storage[:, prefix + in_place : end] = self.storage[:, kept[in_place:]]
-            self.positions[prefix:end] = self.positions[kept]
-        self.num_rows = end
-
-    def truncate(self, num_rows: int) -> None:
-        """Forget every row from ``num_rows`` on. O(1)."""
-        assert 0 <= num_rows <= self.num_rows, (num_rows, self.num_rows)
-        self.num_rows = num_rows
+        in_place = int(np.sum(kept == np.arange(prefix, end)))  # ascending: they can only lead
+        self.storage[:, prefix + in_place : end] = self.storage[:, kept[in_place:]]
