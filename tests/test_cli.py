@@ -49,6 +49,17 @@ def test_every_command_loads(name: str) -> None:
     assert command.help, f"{name} has no help text"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "acespec", "--help"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert result.returncode == 1
+    (line,) = result.stderr.decode().splitlines()
+    assert "cannot write the output (No space left on device)" in line
+
+
 def test_an_unknown_command_is_a_usage_error() -> None:
     result = run_acespec("nonesuch")
     assert result.returncode == 2

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
 
 import click
 
@@ -94,7 +97,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ``arguments`` are the words after ``acespec``; None: those of this process.
     """
     try:
-        acespec(args=arguments, prog_name="acespec")
+        try:
+            acespec(args=arguments, prog_name="acespec")
+        finally:
+            if sys.stdout is not None:  # None where it was closed
+                sys.stdout.flush()  # here, where a full disk can still be reported in one line
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.stdout = StringIO()  # Python would try to write what is left in the old one at its end
+        place = error.filename or "the output"
+        raise SystemExit(
+            f"acespec: error: cannot write {place} ({error.strerror}); make room there or choose another place"
+        ) from None
     except AcespecError as error:
         raise SystemExit(f"acespec: error: {error}") from None
     except ModuleNotFoundError as error:
