@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class UsedRows(ABC):
-    """The first ``num_rows`` of ``max_rows`` rows, and the position each stands at; subclasses have the memory."""
+    """The first ``num_rows`` of ``max_rows`` rows, each at a position; subclasses have their memory."""
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
