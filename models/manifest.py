@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
-from pydantic_core import PydanticSerializationError
 from typing_extensions import Self
 
 from acespec.errors import AcespecError
@@ -324,7 +323,7 @@ def _read_manifest(folder: Path) -> BundleManifest:
         first = error.errors()[0]
         where = " ".join(".".join(str(part) for part in first["loc"]).split()) or "manifest"
         raise BundleError(f"bundle file {file} is invalid at {where} ({first['msg']})") from None
-    except PydanticSerializationError:
+    except ValueError:  # pydantic's, of what it cannot write
         raise BundleError(f"bundle file {file} holds text that is not Unicode") from None
     return manifest
 

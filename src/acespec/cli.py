@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout = StringIO()  # Python would try to write what is left in the old one at its end
         place = error.filename or "the output"
         raise SystemExit(
-            f"acespec: error: cannot write {place} ({error.strerror}); make room there or choose another place"
+            f"acespec: error: cannot write {place} ({error.strerror}); make room or choose another place"
         ) from None
     except AcespecError as error:
         raise SystemExit(f"acespec: error: {error}") from None
