@@ -76,10 +76,17 @@ class PlanBuilder:
         nothing is stored then.
         """
         plan = None if force else self._folder.read(key)
-        if plan is not None:
-            self._progress(f"{key.graph_file} is built already")
-            return plan
-        self._folder.check_writable()
+        if plan is None:
+            with self._folder.held(lambda: self._progress("waiting for another process that builds plans")):
+                # It may be the one that was waited for.
+                plan = None if force or not self._folder.has(key) else self._folder.read(key)
+                if plan is None:
+                    return self._built(variant, key)
+        self._progress(f"{key.graph_file} is built already")
+        return plan
+
+    def _built(self, variant: GraphVariant, key: PlanKey) -> bytes:
+        """Build and store the plan of ``key``, and read it back: TensorRT's copy of it can go."""
         self._progress(f"parsing {key.graph_file}")
         self._folder.write(key, memoryview(self._build(variant, key)))
         plan = self._folder.read(key)

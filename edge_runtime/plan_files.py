@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -117,6 +118,24 @@ class PlanFolder:
             probe.touch()
             probe.unlink()
 
+    @contextmanager
+    def held(self, on_wait: Callable[[], object]) -> Iterator[None]:
+        """Keep other processes from writing plans; waits for one that does, after calling ``on_wait``.
+
+        The lock is the folder's own and goes with the process, however it ends. What a killed one has left is
+        removed. Raises `TensorRtError` when the folder cannot be written to.
+        """
+        self.check_writable()
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            _lock(descriptor, on_wait)
+            for left in self.path.glob(".*.[0-9]*"):
+                with suppress(OSError):
+                    left.unlink()
+            yield
+        finally:
+            os.close(descriptor)
+
     def _replace(self, file: Path, content: memoryview | bytes) -> None:
         beside = file.with_name(f".{file.name}.{os.getpid()}")
         try:
@@ -134,6 +153,17 @@ class PlanFolder:
             raise TensorRtError(
                 f"cannot write {file} ({_reason(error)}); name a folder for plans with --engines DIR"
             ) from None
+
+
+def _lock(descriptor: int, on_wait: Callable[[], object]) -> None:
+    """Lock an open folder. Some network file systems know no locks: there, builders are trusted to be one."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        on_wait()
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError:
+        logger.info("the folder of plans cannot be locked; build in one process at a time")
 
 
 def _differences(old: PlanKey, new: PlanKey) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,32 @@ def test_a_failed_write_leaves_the_old_plan_and_nothing_else(tmp_path: Path) -> 
         folder.write(KEY, memoryview(b"other"))
     assert sorted(tmp_path.iterdir()) == before
     assert folder.read(KEY) is None
+
+
+def test_a_second_builder_waits_for_the_first_and_finds_its_plan(tmp_path: Path) -> None:
+    first, second = PlanFolder(tmp_path), PlanFolder(tmp_path)
+    waits, found = threading.Event(), []
+
+    def build() -> None:
+        with second.held(waits.set):
+            found.append(second.read(KEY))
+
+    with first.held(lambda: pytest.fail("nobody else builds")):
+        other = threading.Thread(target=build)
+        other.start()
+        assert waits.wait(timeout=30)
+        first.write(KEY, memoryview(b"plan"))
+    other.join(timeout=30)
+    assert found == [b"plan"]
+
+
+def test_what_a_killed_builder_left_is_removed(tmp_path: Path) -> None:
+    folder = PlanFolder(tmp_path)
+    folder.write(KEY, memoryview(b"plan"))
+    before = sorted(tmp_path.iterdir())
+    (tmp_path / f".{folder.plan_path(KEY).name}.4711").write_bytes(b"half a pl")
+    with folder.held(lambda: None):
+        assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_folder_that_cannot_be_made_is_named_before_a_build(tmp_path: Path) -> None:
