@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from acespec.errors import AcespecError
-from acespec.models.manifest import DEFAULT_TREE_ROWS, WIDEST_BUCKET, GraphName, Precision, Quantization
+from acespec.models.manifest import (
+    DEFAULT_TREE_ROWS,
+    MOST_POSITIONS,
+    WIDEST_BUCKET,
+    GraphName,
+    Precision,
+    Quantization,
+)
 from acespec.options import Runtime
 
 Layout = Literal["profiles", "split"]
@@ -25,9 +32,6 @@ GRAPH_OF_RUNTIME: dict[Runtime, GraphName] = {
 DEFAULT_BUCKETS = (1, 8, 16, 32, 64)
 DEFAULT_CONTEXT = 2048
 DEFAULT_PREFILL = 256
-
-MOST_POSITIONS = 2**24
-"""Positions on the wire have 24 bits."""
 
 
 @dataclass(frozen=True)
@@ -54,29 +58,8 @@ class ExportOptions:
     """Logits of a row that leave the graph, with the row's log-sum-exp; None: all."""
 
     def __post_init__(self) -> None:
-        if not self.buckets or min(self.buckets) < 1 or max(self.buckets) > WIDEST_BUCKET:
-            listed = ", ".join(map(str, self.buckets)) or "none"
-            raise AcespecError(f"bucket widths must be between 1 and {WIDEST_BUCKET}, not {listed}")
-        object.__setattr__(self, "buckets", tuple(sorted(set(self.buckets))))
-        parse_precision(self.precision)
-        if self.graph not in GRAPHS:
-            raise AcespecError(f"there is no graph {self.graph!r}; choose one of {', '.join(GRAPHS)}")
-        if self.layout not in LAYOUTS:
-            raise AcespecError(f"there is no layout {self.layout!r}; choose one of {', '.join(LAYOUTS)}")
-        if self.layout == "split" and self.graph == "ort":
-            raise AcespecError(
-                "the ort graph has one form for all widths; for fixed shapes choose --graph portable"
-            )
-        for name, count in (("context", self.context), ("tree's rows", self.tree_rows)):
-            if not 1 <= count < MOST_POSITIONS:
-                raise AcespecError(f"the {name} must be between 1 and {MOST_POSITIONS - 1}, not {count}")
-        if not 1 <= self.prefill_chunk <= WIDEST_BUCKET:
-            raise AcespecError(
-                f"a prefill chunk must be between 1 and {WIDEST_BUCKET} tokens, not {self.prefill_chunk}"
-            )
-        object.__setattr__(self, "prefill_chunk", max(self.prefill_chunk, self.buckets[-1]))
-        if self.top_k is not None and self.top_k < 1:
-            raise AcespecError(f"top-k logits must be at least 1, not {self.top_k}")
+        self._check_steps()
+        self._check_form()
         quantizes = self.precision in ("int8", "int4")
         if quantizes and self.quantization is None:
             object.__setattr__(self, "quantization", default_quantization(self.precision, self.graph))
@@ -90,10 +73,46 @@ class ExportOptions:
             object.__setattr__(self, "floats", floats)
         if not quantizes and self.floats != self.precision:
             raise AcespecError(f"{self.precision} weights are multiplied in {self.precision} alone")
+        self._check_floats()
+
+    def _check_steps(self) -> None:
+        """Put widths in order, and refuse numbers that no step can have."""
+        if not self.buckets or min(self.buckets) < 1 or max(self.buckets) > WIDEST_BUCKET:
+            listed = ", ".join(map(str, self.buckets)) or "none"
+            raise AcespecError(f"bucket widths must be between 1 and {WIDEST_BUCKET}, not {listed}")
+        object.__setattr__(self, "buckets", tuple(sorted(set(self.buckets))))
+        for name, count in (("context", self.context), ("tree's rows", self.tree_rows)):
+            if not 1 <= count < MOST_POSITIONS:
+                raise AcespecError(f"the {name} must be between 1 and {MOST_POSITIONS - 1}, not {count}")
+        if not 1 <= self.prefill_chunk <= WIDEST_BUCKET:
+            raise AcespecError(
+                f"a prefill chunk must be between 1 and {WIDEST_BUCKET} tokens, not {self.prefill_chunk}"
+            )
+        object.__setattr__(self, "prefill_chunk", max(self.prefill_chunk, self.buckets[-1]))
+        if self.top_k is not None and self.top_k < 1:
+            raise AcespecError(f"top-k logits must be at least 1, not {self.top_k}")
+
+    def _check_form(self) -> None:
+        parse_precision(self.precision)
+        if self.graph not in GRAPHS:
+            raise AcespecError(f"there is no graph {self.graph!r}; choose one of {', '.join(GRAPHS)}")
+        if self.layout not in LAYOUTS:
+            raise AcespecError(f"there is no layout {self.layout!r}; choose one of {', '.join(LAYOUTS)}")
+        if self.layout == "split" and self.graph == "ort":
+            raise AcespecError(
+                "the ort graph has one form for all widths; for fixed shapes choose --graph portable"
+            )
+
+    def _check_floats(self) -> None:
         if self.graph == "native" and self.floats == "fp32":
             raise AcespecError(
                 "TensorRT's fused attention takes 16-bit floats alone; "
                 "choose --precision fp16, or --graph portable"
+            )
+        if self.graph == "ort" and self.floats != "fp32":
+            raise AcespecError(
+                "the ort graph is for CPUs, which would widen 16-bit floats at every step; "
+                "choose --precision int8, int4 or fp32, or --graph portable"
             )
 
     def _check_quantization(self, quantization: Quantization) -> None:

@@ -24,6 +24,8 @@ FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 WIDEST_BUCKET = 1024
 """Tokens a step may have at most."""
+MOST_POSITIONS = 2**24
+"""Positions on the wire have 24 bits."""
 DEFAULT_TREE_ROWS = 512
 """Rows for the tree beyond the context, where neither the graph nor the caller says how many."""
 MASKED = -1e4
@@ -47,7 +49,7 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$", max_length=120)]
 Width = Annotated[int, Field(ge=1, lt=2**31)]
 BucketWidth = Annotated[int, Field(ge=1, le=WIDEST_BUCKET)]
-Context = Annotated[int, Field(ge=1, lt=2**24)]  # positions on the wire have 24 bits
+Context = Annotated[int, Field(ge=1, lt=MOST_POSITIONS)]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 GraphName = Literal["portable", "ort", "native"]
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]

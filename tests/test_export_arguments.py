@@ -86,6 +86,7 @@ def test_weights_integer_products_cannot_use_bring_float_activations(typed: dict
         ),
         ({"block": "32", "activations": "int8"}, "choose --block column --symmetric"),
         ({"block": "64"}, "--block is one of 32, 128, column; not '64'"),
+        ({"graph": "ort", "precision": "fp16"}, "choose --precision int8, int4 or fp32, or --graph portable"),
         ({"graph": "ort", "layout": "split"}, "for fixed shapes choose --graph portable"),
         ({"logits": "topk:0"}, "'full' or 'topk:K'"),
         ({"logits": "topk:²"}, "'full' or 'topk:K'"),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from acespec.export.check import torch_logits
 from acespec.export.check_in_place import InPlaceRunner
-from acespec.export.graph import ATTENTION_DOMAIN, ExportError, save_graph, trace_graph, use_matrix_products
+from acespec.export.graph import ATTENTION_DOMAIN, save_graph, trace_graph, use_matrix_products
 from acespec.export.graph_patterns import CONTRIB
 from acespec.export.integer_products import rounded_activations
 from acespec.export.lower_ort import lower_ort
@@ -136,11 +136,3 @@ def test_a_rounded_row_depends_on_no_other_row(integers: Lowered) -> None:
     other_tokens[1::2] = (other_tokens[1::2] + 91) % VOCAB
     others = Probe(other_tokens, probe.positions, mask)
     np.testing.assert_array_equal(integers.logits(alone, (24,))[::2], integers.logits(others, (24,))[::2])
-
-
-def test_sixteen_bit_floats_are_refused(tmp_path: Path) -> None:
-    decoder = ExportableDecoder(tiny_model().half(), VOCAB, MAX_CONTEXT)
-    use_matrix_products(decoder)
-    graph = trace_graph(decoder)
-    with pytest.raises(ExportError, match="choose --precision int8, int4 or fp32"):
-        lower_ort(graph, decoder.shape)
