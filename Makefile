@@ -72,7 +72,7 @@ packages: $(READY) ## build sdist and wheel, and test them away from the sources
 check-wheels: $(READY) ## check that a wheel for Arm exists of all that JetPack 6.2 and 7.2 install
 	$(BIN)/python scripts/check_wheels.py
 
-check-arm64: ## carry out Dockerfile.jetson's steps and the edge's tests in an arm64 root (as root; minutes)
+check-arm64: ## carry out Dockerfile.jetson's steps and the edge's tests in an arm64 root (as root; an hour)
 	scripts/check_arm64.sh
 
 # The device's part on the oldest supported Python, from the wheel, without PyTorch and Transformers.
