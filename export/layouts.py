@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir
 from onnx_ir import Value
 from onnx_ir.tape import Tape
 
+from acespec.export.graph_constants import ints
 from acespec.export.graph_patterns import made_by
-from acespec.export.lower_portable import initializer
 
 SWAP_HEADS = (0, 2, 1, 3)
 """Exchanges the heads and the tokens of ``[1, H, N, D]``, and back."""
-
-
-def ints(graph: onnx_ir.Graph, *numbers: int) -> Value:
-    """An int64 vector; the same one for the same numbers."""
-    name = "acespec.ints." + "_".join(map(str, numbers))
-    known = graph.initializers.get(name)
-    return known if known is not None else initializer(graph, name, np.array(numbers, np.int64))
 
 
 def to_rows(graph: onnx_ir.Graph, tape: Tape, heads: Value) -> Value:

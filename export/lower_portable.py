@@ -8,6 +8,8 @@ from onnx_ir import Value
 from onnx_ir.tape import Tape
 
 from acespec.export.graph import attention_nodes
+from acespec.export.graph_constants import initializer as initializer
+from acespec.export.graph_constants import ints
 from acespec.models.exportable import DecoderShape
 
 
@@ -44,7 +46,6 @@ class _SharedValues:
         self, graph: onnx_ir.Graph, nodes: list[onnx_ir.Node], past: Value, shape: DecoderShape
     ) -> None:
         self._graph = graph
-        self._constants: dict[tuple[int, ...], Value] = {}
         tape = Tape()
         self.num_past = tape.op("Shape", [past], {"start": 0, "end": 1})  # [1]
         self.folded_masks: dict[Value, Value] = {}
@@ -60,10 +61,7 @@ class _SharedValues:
 
     def constant(self, *numbers: int) -> Value:
         """An int64 vector."""
-        if numbers not in self._constants:
-            name = "acespec.ints." + "_".join(map(str, numbers))
-            self._constants[numbers] = initializer(self._graph, name, np.array(numbers, np.int64))
-        return self._constants[numbers]
+        return ints(self._graph, *numbers)
 
     def _fold(self, tape: Tape, mask: Value, groups: int) -> Value:
         wide = mask if mask.dtype == onnx_ir.DataType.FLOAT else tape.op("Cast", [mask], {"to": 1})
@@ -125,13 +123,3 @@ def _lower_node(
     graph.insert_before(node, tape.nodes)
     onnx_ir.convenience.replace_all_uses_with(node.outputs[0], output)
     graph.remove(node, safe=True)
-
-
-def initializer(graph: onnx_ir.Graph, name: str, array: np.ndarray) -> Value:
-    """A constant of the graph."""
-    tensor = onnx_ir.tensor(array, name=name)
-    value = Value(
-        name=name, shape=onnx_ir.Shape(array.shape), type=onnx_ir.TensorType(tensor.dtype), const_value=tensor
-    )
-    graph.register_initializer(value)
-    return value

@@ -10,6 +10,7 @@ import onnx_ir
 from onnx_ir import Node, Value
 from onnx_ir.tape import Tape
 
+from acespec.export.graph_constants import ints, lazy_initializer
 from acespec.export.graph_patterns import (
     made_by,
     nodes_of,
@@ -19,7 +20,6 @@ from acespec.export.graph_patterns import (
     size_of,
     take_over,
 )
-from acespec.export.layouts import ints
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,7 @@ def _side_by_side(graph: onnx_ir.Graph, parts: Sequence[Value]) -> Value:
     assert first.shape is not None and first.dtype is not None  # noqa: PT018
     shape = onnx_ir.Shape([*first.shape[:-1], sum(sizes)])
 
-    def joined() -> onnx_ir.TensorProtocol:
-        arrays = [tensor.numpy() for tensor in tensors if tensor is not None]
-        return onnx_ir.tensor(np.concatenate(arrays, axis=-1), name=name)
+    def joined() -> np.ndarray:
+        return np.concatenate([tensor.numpy() for tensor in tensors if tensor is not None], axis=-1)
 
-    lazy = onnx_ir.LazyTensor(joined, first.dtype, shape, name=name)
-    value = Value(name=name, shape=shape, type=first.type, const_value=lazy)
-    graph.register_initializer(value)
-    return value
+    return lazy_initializer(graph, name, first.dtype, shape, joined)

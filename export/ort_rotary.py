@@ -6,6 +6,7 @@ import onnx_ir
 from onnx_ir import Node, Value
 from onnx_ir.tape import Tape
 
+from acespec.export.graph_constants import ints
 from acespec.export.graph_patterns import (
     CONTRIB,
     attribute,
@@ -17,7 +18,7 @@ from acespec.export.graph_patterns import (
     small_constant,
     take_over,
 )
-from acespec.export.layouts import ints, to_heads, to_rows
+from acespec.export.layouts import to_heads, to_rows
 
 
 def fuse_rotations(graph: onnx_ir.Graph) -> None:

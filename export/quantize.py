@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from acespec.export.graph import MatrixProduct
+from acespec.export.graph_constants import initializer, lazy_initializer
 from acespec.export.quantized_matrix import QuantizedMatrix, quantize_matrix
 from acespec.models.exportable import ExportableDecoder
 from acespec.models.manifest import Quantization
@@ -118,12 +119,12 @@ def _dequantize_operand(
     assert not gathers or matrix.block is None, weight.name
     stored = matrix.values.T if gathers else matrix.values
     operands = [
-        _lazy_initializer(graph, f"{weight.name}.values", stored, storage),
-        _initializer(graph, f"{weight.name}.scales", _scales(matrix.scales, dtype)),
+        _stored(graph, f"{weight.name}.values", stored, storage),
+        initializer(graph, f"{weight.name}.scales", _scales(matrix.scales, dtype)),
     ]
     if matrix.zero_points is not None:
         zero_points = matrix.zero_points.astype(storage.numpy())
-        operands.append(_initializer(graph, f"{weight.name}.zero_points", zero_points))
+        operands.append(initializer(graph, f"{weight.name}.zero_points", zero_points))
     per_output = {"axis": 0 if gathers else 1}
     attributes = per_output if matrix.block is None else {"axis": 0, "block_size": matrix.block}
     dequantize = onnx_ir.node("DequantizeLinear", operands, attributes)
@@ -145,8 +146,8 @@ def _gather_integers(
     assert matrix.block is None, weight.name
     assert matrix.symmetric, weight.name
     tokens = gather.inputs[1]
-    values = _lazy_initializer(graph, f"{weight.name}.values", matrix.values.T, onnx_ir.DataType.INT8)
-    scales = _initializer(graph, f"{weight.name}.scales", _scales(matrix.scales, dtype)[:, None])
+    values = _stored(graph, f"{weight.name}.values", matrix.values.T, onnx_ir.DataType.INT8)
+    scales = initializer(graph, f"{weight.name}.scales", _scales(matrix.scales, dtype)[:, None])
     rows, row_scales = (onnx_ir.node("Gather", [table, tokens], {"axis": 0}) for table in (values, scales))
     cast = onnx_ir.node("Cast", [rows.outputs[0]], {"to": dtype.value})
     product = onnx_ir.node("Mul", [cast.outputs[0], row_scales.outputs[0]])
@@ -162,29 +163,12 @@ def _scales(scales: NDArray[np.float32], dtype: onnx_ir.DataType) -> NDArray[np.
     return np.maximum(scales, least).astype(dtype.numpy())
 
 
-def _lazy_initializer(
-    graph: onnx_ir.Graph,
-    name: str,
-    values: NDArray[np.int8] | NDArray[np.uint8],
-    storage: onnx_ir.DataType,
+def _stored(
+    graph: onnx_ir.Graph, name: str, values: NDArray[np.int8] | NDArray[np.uint8], storage: onnx_ir.DataType
 ) -> onnx_ir.Value:
-    """An initializer that becomes ``storage`` when it is written: until then no second copy is held."""
+    """The constant ``values`` that the graph holds as ``storage``."""
 
-    def stored() -> onnx_ir.TensorProtocol:
-        return onnx_ir.tensor(np.ascontiguousarray(values).astype(storage.numpy(), copy=False), name=name)
+    def numbers() -> NDArray[np.generic]:
+        return np.ascontiguousarray(values).astype(storage.numpy(), copy=False)
 
-    shape = onnx_ir.Shape(values.shape)
-    return _register(graph, name, shape, onnx_ir.LazyTensor(stored, storage, shape, name=name))
-
-
-def _initializer(graph: onnx_ir.Graph, name: str, array: NDArray[np.generic]) -> onnx_ir.Value:
-    return _register(graph, name, onnx_ir.Shape(array.shape), onnx_ir.tensor(array, name=name))
-
-
-def _register(
-    graph: onnx_ir.Graph, name: str, shape: onnx_ir.Shape, tensor: onnx_ir.TensorProtocol
-) -> onnx_ir.Value:
-    kind = onnx_ir.TensorType(tensor.dtype)
-    value = onnx_ir.Value(name=name, shape=shape, type=kind, const_value=tensor)
-    graph.register_initializer(value)
-    return value
+    return lazy_initializer(graph, name, storage, onnx_ir.Shape(values.shape), numbers)
