@@ -135,7 +135,7 @@ def try_providers() -> list[Provider]:
 
 
 def try_provider(name: str) -> Provider:
-    """A provider's trial. Where a library could not be loaded, ONNX Runtime's log is the only one to say which."""
+    """A provider's trial. Which library could not be loaded is in ONNX Runtime's log alone."""
     answer = run_probe(
         "import dataclasses\n"
         "from acespec.edge_runtime.providers import try_provider\n"
@@ -199,10 +199,14 @@ def _edge_on_onnx_runtime(facts: Facts) -> Verdict:
 
 def _edge_on_tensorrt(facts: Facts, runtime: str) -> Verdict:
     """TensorRT needs all of the edge but ONNX Runtime. Its faults and CUDA's bring their own remedies."""
-    faults = list(_missing(facts, "edge", without=("onnxruntime",)))
-    for library in (facts.tensorrt[runtime], facts.cuda):
-        if not library.works:
-            faults.append(Fault(library.cause, library.remedy))
+    faults = [
+        *_missing(facts, "edge", without=("onnxruntime",)),
+        *(
+            Fault(library.cause, library.remedy)
+            for library in (facts.tensorrt[runtime], facts.cuda)
+            if not library.works
+        ),
+    ]
     notes = () if faults else ("engines are built with: acespec engine build BUNDLE",)
     return Verdict(f"edge on {runtime}", tuple(faults), notes)
 

@@ -1,4 +1,4 @@
-"""What machine this is: processor, memory, disk, the Jetson's release. Reads files, imports nothing that fails."""
+"""What machine this is: processor, memory, disk, the Jetson's release. Reads files; no import can fail."""
 
 from __future__ import annotations
 

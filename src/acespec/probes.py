@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import re
@@ -140,13 +141,11 @@ def try_import(module: str) -> Library:
 
 
 def onnx_runtime_builds() -> list[str]:
-    """Installed distributions that bring the folder ``onnxruntime``, with their versions. More than one is a fault."""
+    """Installed distributions that bring the folder ``onnxruntime``, and versions. More than one is a fault."""
     found: list[str] = []
     for name in ONNX_RUNTIME_BUILDS:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
