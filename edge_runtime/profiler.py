@@ -73,8 +73,12 @@ def _timed_step(
 
 
 def _step(engine: DraftEngine, count: int, last_only: bool = False) -> None:
-    """Feed ``count`` tokens behind the rows in use; which ones does not matter to the time."""
+    """Feed ``count`` tokens behind the rows in use; which ones does not matter to the time.
+
+    Where the rows are fewer than a bucket is wide, the largest step that bucket will ever take.
+    """
     past = engine.num_rows
+    count = min(count, engine.max_rows - past)
     mask = np.tri(count, past + count, past, dtype=np.bool_)
     positions = np.minimum(np.arange(past, past + count), engine.max_context - 1)
     engine.forward(np.zeros(count, np.int64), positions, mask, last_only)

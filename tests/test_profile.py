@@ -84,6 +84,13 @@ def test_contexts_leave_room_for_the_widest_step() -> None:
     assert profile_contexts(16, 32) == (0,)
 
 
+def test_a_bucket_wider_than_all_rows_is_measured_at_what_fits() -> None:
+    engine = TimedEngine()
+    engine.buckets, engine.max_context, engine.max_rows = (1, 8), 3, 5
+    (_, wide) = measure_engine(engine, repeats=1, clock=lambda: engine.now_ms / 1000)
+    assert (wide.bucket, wide.context, wide.median_ms) == (8, 0, pytest.approx(50.0))
+
+
 def test_the_command_stores_what_it_measured_in_the_manifest(tmp_path: Path) -> None:
     folder = tmp_path / "[/bundle]"
     shutil.copytree(tiny_bundle().folder, folder)
