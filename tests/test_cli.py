@@ -89,6 +89,14 @@ def test_a_missing_module_names_the_extra_that_brings_it(monkeypatch: pytest.Mon
     assert message.endswith("pip install '.[edge]'")
 
 
+def test_a_broken_module_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = fail_with(monkeypatch, ImportError("libonnx.so:\nno such file", name="onnxruntime.capi"))
+    assert message.startswith(
+        "acespec: error: onnxruntime.capi cannot be imported (libonnx.so: no such file);"
+    )
+    assert message.endswith("acespec doctor")
+
+
 def test_a_missing_module_that_no_extra_brings_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     error = ModuleNotFoundError("no", name="acespec.nonesuch")
     monkeypatch.setattr(cli, "acespec", lambda **_: (_ for _ in ()).throw(error))

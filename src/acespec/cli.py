@@ -112,10 +112,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ) from None
     except AcespecError as error:
         raise SystemExit(f"acespec: error: {error}") from None
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         extra = missing_extra(error.name or "")
         if extra is None:
             raise
+        if not isinstance(error, ModuleNotFoundError):  # it is there, and broken
+            cause = " ".join(str(error).split())
+            raise SystemExit(
+                f"acespec: error: {error.name} cannot be imported ({cause}); what mends it: acespec doctor"
+            ) from None
         raise SystemExit(
             f"acespec: error: {error.name} is not installed; in a clone of acespec, run: "
             f"pip install '.[{extra}]'" + ("" if extra == "edge" else " (Python 3.11 or later)")
