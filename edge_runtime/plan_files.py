@@ -143,7 +143,8 @@ class PlanFolder:
                 beside.write_bytes(content)
                 beside.replace(file)
         finally:
-            beside.unlink(missing_ok=True)
+            with suppress(OSError):  # a read-only disk refuses to remove even what is not there
+                beside.unlink(missing_ok=True)
 
     @contextmanager
     def _named_error(self, file: Path) -> Iterator[None]:

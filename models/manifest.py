@@ -6,6 +6,7 @@ needs torch. A bundle is trusted only after every file's hash was compared with 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -344,7 +345,8 @@ def write_manifest(folder: Path, manifest: BundleManifest) -> None:
             f"cannot write {folder / MANIFEST_FILE} ({_reason(error)}); check its rights"
         ) from None
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only disk refuses to remove even what is not there
+            beside.unlink(missing_ok=True)
 
 
 def _reason(error: Exception) -> str:

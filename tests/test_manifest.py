@@ -201,6 +201,11 @@ def test_a_manifest_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(AcespecError, match=r"manifest\.json \(No space left"):
         write_manifest(tmp_path, other)
     assert sorted(tmp_path.iterdir()) == before
+    monkeypatch.setattr(Path, "write_text", full_disk)
+    monkeypatch.setattr(Path, "unlink", full_disk)  # as on a read-only disk
+    with pytest.raises(AcespecError, match=r"manifest\.json \(No space left"):
+        write_manifest(tmp_path, other)
+    assert sorted(tmp_path.iterdir()) == before
     assert load_bundle(tmp_path).manifest == manifest
 
 
