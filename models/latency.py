@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import platform
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
+from acespec.machine import this_processor
+
 DEFAULT_RUNTIME = "onnxruntime/cpu"
 
 
 def machine_name() -> str:
     """This machine's processor and how many of them there are, as a profile records it."""
-    model = ""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("model name", "Model"):
-                model = value.strip()
-                break
-    return f"{model or platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    return f"{this_processor()}, {os.cpu_count()} cores"
 
 
 class LatencyPoint(BaseModel):

@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+CPUINFO = Path("/proc/cpuinfo")
 X86_FEATURES = {
     "avx2": "AVX2",
     "avx512_vnni": "AVX512-VNNI",
@@ -60,7 +61,7 @@ def describe_machine(cores: int, root: Path = Path("/")) -> Machine:
         python=platform.python_version(),
         executable=sys.executable,
         system=platform.platform(),
-        processor=processor_name(cpu) or platform.processor() or platform.machine(),
+        processor=processor_name(cpu),
         cores=cores,
         cpu_features=cpu_features(cpu),
         memory_bytes=memory.get("MemTotal"),
@@ -70,9 +71,14 @@ def describe_machine(cores: int, root: Path = Path("/")) -> Machine:
 
 
 def processor_name(cpuinfo: str) -> str:
-    """The model of the first processor, where ``/proc/cpuinfo`` names one."""
+    """The model of the first processor, where ``/proc/cpuinfo`` names one, else what the system calls it."""
     match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
-    return match[1].strip() if match else ""
+    return (match[1].strip() if match else "") or platform.processor() or platform.machine()
+
+
+def this_processor() -> str:
+    """The processor this runs on."""
+    return processor_name(_read(CPUINFO))
 
 
 def cpu_features(cpuinfo: str) -> dict[str, bool]:
@@ -94,7 +100,7 @@ def bytes_overflow(cpuinfo: str) -> bool:
     return "AVX2" in features and not any(features[name] for name in VNNI_FEATURES)
 
 
-def byte_precision(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def byte_precision(cpuinfo: Path = CPUINFO) -> str:
     """ONNX Runtime's ``session.x64quantprecision`` here: with ``1`` it multiplies bytes the slow, exact way.
 
     It takes that way on every x86 that is told to, 40 % slower, so it is told only where bytes overflow.

@@ -141,7 +141,7 @@ def try_import(module: str) -> Library:
 
 
 def onnx_runtime_builds() -> list[str]:
-    """Installed distributions that bring the folder ``onnxruntime``, and versions. More than one is a fault."""
+    """Distributions installed that bring the folder ``onnxruntime``, and versions. Two are a fault."""
     found: list[str] = []
     for name in ONNX_RUNTIME_BUILDS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
