@@ -32,6 +32,8 @@ TOLERANCES: dict[Precision, Tolerance] = {
     "int4": Tolerance(1e-3, 1e-4),
 }
 """By precision. The unquantised ones against PyTorch on the same weights."""
+NARROW_TYPES: dict[str, Precision] = {"bfloat16": "bf16", "float16": "fp16"}
+"""Types of rows and masks that show that a graph computes in 16 bits, whatever holds its weights."""
 
 ROUNDED_ACTIVATIONS = Tolerance(1.0, 0.15)
 """Where activations are rounded to 8 bits, the last bit of a sum decides which way, and that grows with every
@@ -44,4 +46,6 @@ def run_tolerance(manifest: BundleManifest) -> Tolerance:
     quantization = manifest.quantization
     if quantization is not None and quantization.activation_bits is not None:
         return ROUNDED_ACTIVATIONS
-    return TOLERANCES[manifest.precision]
+    types = {spec.dtype for variant in manifest.graphs for spec in variant.inputs}
+    narrow = [precision for dtype, precision in NARROW_TYPES.items() if dtype in types]
+    return TOLERANCES[narrow[0] if narrow else manifest.precision]
