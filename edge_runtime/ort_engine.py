@@ -142,11 +142,11 @@ class OnnxRuntimeEngine:
         self._inputs.bind_masks(binding, self._rows.columns(width), width, mask, row_positions)
         self._rows.bind_past(binding)
         if self.provider == "cpu":
-            file.session.run_with_iobinding(binding)
+            file.run(binding)
         else:
             self._inputs.bind(binding, width, num_logits)  # copies them to the device
             binding.synchronize_inputs()
-            file.session.run_with_iobinding(binding)
+            file.run(binding)
             binding.synchronize_outputs()
         self._rows.append(width, positions)
         if last_only:

@@ -25,6 +25,16 @@ class GraphFile:
     logit_rows: int | None
     """M, where it is fixed."""
 
+    def run(self, binding: ort.IOBinding) -> None:
+        """Run a step. Raises `EngineError`: mostly, memory has run out."""
+        try:
+            self.session.run_with_iobinding(binding)
+        except Exception as error:  # ONNX Runtime's errors share no narrower base
+            cause = " ".join(str(error).split())
+            raise EngineError(
+                f"ONNX Runtime failed in a step ({cause}); if memory ran out, export with a smaller --context"
+            ) from error
+
 
 def open_files(bundle: Bundle, variant: GraphVariant, settings: SessionSettings) -> dict[str, GraphFile]:
     """Open each file of ``variant`` once. Raises `EngineError` for one that is not what the manifest says."""

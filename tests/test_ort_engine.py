@@ -299,7 +299,7 @@ def test_a_graph_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "changes",
-    [{"num_layers": 1}, {"num_layers": 10**12}, {"num_kv_heads": 1}, {"head_dim": 9}, {"vocab_size": 7}],
+    [{"num_layers": 1}, {"num_layers": 2**31 - 1}, {"num_kv_heads": 1}, {"head_dim": 9}, {"vocab_size": 7}],
 )
 def test_numbers_that_are_not_the_graphs_are_refused_before_any_buffer_is_made(
     tmp_path: Path, changes: dict[str, int]
@@ -336,6 +336,18 @@ def test_the_cpu_runs_the_ort_graph_where_there_are_both(tmp_path: Path) -> None
             choose_graph(ort_bundle, "cuda")
     with pytest.raises(EngineError, match=r"TensorRT alone runs the native graph"):
         choose_graph(bundle, graph="native")
+
+
+def test_a_step_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = OnnxRuntimeEngine(tiny_bundle())
+
+    def out_of_memory(*_: object) -> None:
+        raise RuntimeError("Failed to allocate memory\nfor requested buffer")
+
+    for file in engine._files.values():
+        monkeypatch.setattr(file.session, "run_with_iobinding", out_of_memory)
+    with pytest.raises(EngineError, match=r"failed in a step \(Failed to allocate memory for .*--context"):
+        engine.forward(np.array([1]), np.array([0]), np.ones((1, 1), np.bool_))
 
 
 def test_a_context_beyond_the_memory_is_one_line() -> None:
