@@ -99,6 +99,11 @@ def prompt_length(engine: DraftEngine, windows: Sequence[int]) -> int:
     """Tokens of the prompt: more than one wide step, and past every window, where the context has room."""
     wanted = max(engine.prefill_width + engine.prefill_width // 2 + 1, *(window + 1 for window in windows), 1)
     room = min(engine.max_context - DEEPEST - 1, engine.max_rows - engine.buckets[-1])
+    if engine.max_rows < engine.buckets[-1] + 2:
+        raise AcespecError(
+            f"{engine.max_rows} rows are too few for steps of {engine.buckets[-1]} tokens; "
+            "export with narrower --buckets"
+        )
     if room < 2:
         raise AcespecError(
             f"a context of {engine.max_context} positions is too short to validate; "

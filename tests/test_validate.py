@@ -146,6 +146,11 @@ def test_a_right_engine_with_little_room_passes(sizes: dict[str, int]) -> None:
     assert failures(ModelEngine(**sizes)) == set()
 
 
+def test_buckets_wider_than_all_rows_are_refused_by_their_own_name() -> None:
+    with pytest.raises(AcespecError, match="export with narrower --buckets"):
+        failures(ModelEngine(buckets=(1, 32), prefill_width=32, max_context=20, tree_rows=4))
+
+
 def test_a_context_too_short_to_check_is_refused() -> None:
     with pytest.raises(AcespecError, match="too short to validate"):
         list(validate_engine(ModelEngine(max_context=DEEPEST + 2), EXACT))
