@@ -86,7 +86,8 @@ def read_prompts(file: Path, count: int = EVAL_PROMPTS) -> list[str]:
 def _prompt(line: str, place: str) -> str:
     try:
         prompt = json.loads(line)["prompt"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        prompt.encode()  # half a surrogate pair, which JSON can spell, is no text
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         prompt = None
     if not isinstance(prompt, str) or not prompt:
         raise AcespecError(f'{place} is no prompt; each line must be like {{"prompt": "…"}}')

@@ -21,7 +21,7 @@ from acespec.models.manifest import (
     TensorSpec,
 )
 
-LAYER_TENSOR = re.compile(r"^(?P<kind>.+)\.(?P<layer>\d+)$")
+LAYER_TENSOR = re.compile(r"^(?P<kind>.+)\.(?P<layer>[0-9]{1,9})$")
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,7 @@ def test_prompts_are_the_first_of_the_file(tmp_path: Path) -> None:
         ("\n \n", "holds no prompts"),
         ('{"prompt": "x"}\n{"text": "y"}\n', "line 2"),
         ('{"prompt": 3}\n', "line 1"),
+        ('{"prompt": "\\ud800"}\n', "line 1"),
         ('"prompt"\n', "line 1"),
         ("{prompt\n", "line 1"),
     ],

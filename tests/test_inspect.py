@@ -184,6 +184,8 @@ def test_tensors_of_alike_layers_are_one_line(folder: Path) -> None:
     ]
     odd = [TensorSpec(name=f"key.{layer}", dtype="float", shape=(2,)) for layer in (0, 1, 2, 5)]
     other = TensorSpec(name="key.3", dtype="float16", shape=(2,))
+    nonsense = TensorSpec(name="key." + "9" * 5000, dtype="float", shape=(2,))
+    assert fold([nonsense])[0].name == nonsense.name
     assert [(tensor.name, tensor.count) for tensor in fold([*odd, other])] == [
         ("key.0..2,5", 4),
         ("key.3", 1),
