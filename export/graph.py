@@ -14,6 +14,7 @@ import onnx_ir
 import onnxscript
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from acespec.errors import AcespecError
 from acespec.models.exportable import ExportableDecoder
@@ -53,12 +54,11 @@ class ExportError(AcespecError):
 class MatrixProduct(nn.Module):
     """A linear layer that keeps its weight as a graph multiplies: ``[in, out]``, ready to be quantised."""
 
-    def __init__(self, linear: nn.Linear, out_features: int, copied: bool) -> None:
-        """Take over the first ``out_features`` of ``linear``, with the memory they are in or ``copied``."""
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Take over ``weight`` ``[in, out]`` and ``bias`` ``[out]`` with the memory they are in."""
         super().__init__()
-        weight = linear.weight[:out_features].detach()
-        self.weight = nn.Parameter((weight.clone() if copied else weight).T, requires_grad=False)
-        self.bias = None if linear.bias is None else nn.Parameter(linear.bias[:out_features], False)
+        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         product = inputs @ self.weight
@@ -76,8 +76,15 @@ def use_matrix_products(decoder: ExportableDecoder, to_be_changed: bool = True) 
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 width = decoder.vocab_size if child is head else child.out_features
-                copied = to_be_changed and child.weight is table
-                setattr(parent, name, MatrixProduct(child, width, copied))
+                weight, bias = child.weight[:width], child.bias
+                if to_be_changed and child.weight is table:
+                    weight = weight.clone()
+                product = MatrixProduct(weight.T, None if bias is None else bias[:width])
+            elif type(child) is Conv1D:  # GPT-2's linear layer, which keeps its weight as a graph does
+                product = MatrixProduct(child.weight, child.bias)
+            else:
+                continue
+            setattr(parent, name, product)
 
 
 def empty_weights(decoder: ExportableDecoder, names: Iterable[str]) -> None:

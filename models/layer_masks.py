@@ -21,8 +21,8 @@ from acespec.models.manifest import AttentionMask
 
 RECORDER_NAME = "acespec_recorder"
 PROBE_TOKENS = 2
-MaskFunction = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Whether, in a batch row and head, a query position (or positions) sees a key position."""
+MaskFunction = Callable[..., Any]
+"""Takes batch row, head, query and key position, numbers or tensors: whether the one sees the other."""
 StepMasks = torch.Tensor | dict[str, torch.Tensor]
 
 

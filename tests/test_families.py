@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import (
     bidirectional_mask_function,
@@ -22,7 +23,7 @@ from transformers.masking_utils import (
 )
 
 from acespec.export.check import GraphRunner
-from acespec.export.graph import save_graph, trace_graph, use_matrix_products
+from acespec.export.graph import MatrixProduct, save_graph, trace_graph, use_matrix_products
 from acespec.export.lower_portable import lower_portable
 from acespec.export.options import ExportOptions
 from acespec.export.write import describe
@@ -92,6 +93,16 @@ def test_a_tree_in_one_step_equals_the_plain_model(name: str) -> None:
     expected = plain_logits(SUPPORTED[name](), PROBE)
     assert expected.std() > 0.1
     np.testing.assert_allclose(logits[0].numpy(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt 2, learned positions", "phi 3", "qwen 2.5, biases"])
+def test_every_matrix_is_one_that_can_be_quantised(name: str) -> None:
+    decoder = ExportableDecoder(SUPPORTED[name](), VOCAB, CONTEXT)
+    use_matrix_products(decoder)
+    products = {path for path, module in decoder.named_modules() if isinstance(module, MatrixProduct)}
+    tables = {path for path, module in decoder.named_modules() if isinstance(module, nn.Embedding)}
+    matrices = {path.rpartition(".")[0] for path, each in decoder.named_parameters() if each.dim() == 2}
+    assert matrices == products | tables
 
 
 def test_a_window_as_long_as_the_context_is_none() -> None:
