@@ -10,8 +10,9 @@ from pathlib import Path
 
 from acespec.errors import AcespecError
 from acespec.export.options import ExportOptions
+from acespec.export.smooth import calibration_tokens
 from acespec.export.staging import replaced_bundle
-from acespec.export.write import Progress, write_graph
+from acespec.export.write import Progress, SampleTokens, write_graph
 from acespec.models.chat import ChatTemplate, load_chat_template
 from acespec.models.files import sha256_of
 from acespec.models.fingerprint import model_fingerprint
@@ -34,7 +35,8 @@ class Texts:
 
     vocab_size: int
     template: ChatTemplate | None
-    sample_ids: list[int]
+    end_token_ids: tuple[int, ...]
+    samples: SampleTokens
 
 
 def export_bundle(
@@ -48,14 +50,14 @@ def export_bundle(
     """
     with replaced_bundle(out) as folder:
         texts = _write_texts(model_folder, folder)
-        written = write_graph(model_folder, folder, texts.sample_ids, texts.vocab_size, options, progress)
+        written = write_graph(model_folder, folder, texts.samples, texts.vocab_size, options, progress)
         progress("hashing the files")
         manifest = BundleManifest(
             model_name=model_folder.name,
             source_fingerprint=model_fingerprint(model_folder),
             vocabulary_hash=vocabulary_hash(model_folder / TOKENIZER_FILE),
             vocab_size=texts.vocab_size,
-            end_token_ids=end_token_ids(model_folder),
+            end_token_ids=texts.end_token_ids,
             bos_token=texts.template.bos_token if texts.template else None,
             eos_token=texts.template.eos_token if texts.template else None,
             tokenizer_file=TOKENIZER_FILE,
@@ -82,4 +84,5 @@ def _write_texts(model_folder: Path, folder: Path) -> Texts:
         template = load_chat_template(model_folder)
     if template is not None:
         (folder / TEMPLATE_FILE).write_text(template.template, encoding="utf-8")
-    return Texts(vocabulary_size(tokenizer), template, tokenizer.encode(SAMPLE_TEXT).ids)
+    samples = SampleTokens(tokenizer.encode(SAMPLE_TEXT).ids, calibration_tokens(tokenizer, template))
+    return Texts(vocabulary_size(tokenizer), template, end_token_ids(model_folder), samples)

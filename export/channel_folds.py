@@ -135,19 +135,20 @@ def _product_folds(
 ) -> list[ChannelFold]:
     """The last columns of an earlier sibling, where fused products have their values or ungated half.
 
-    As many as are read; or those of each key/value head, which a whole group of query heads reads.
+    As many as are read; or those of each key/value head, which a whole group of query heads reads. The first
+    is likelier where the sibling makes that many, or several times as many.
     """
     read = consumers[0].weight.shape[0]
     heads = torch.arange(shape.num_kv_heads * shape.head_dim).reshape(shape.num_kv_heads, 1, shape.head_dim)
     mappings = [torch.arange(read)]
     if read % heads.numel() == 0 and read > heads.numel():
         group = read // heads.numel()
-        mappings.insert(0, heads.expand(-1, group, -1).reshape(-1))
+        mappings.append(heads.expand(-1, group, -1).reshape(-1))
     return [
         _columns_fold(consumers, other, channels)
         for other in reversed(earlier)
         if isinstance(other, MatrixProduct)
-        for channels in mappings
+        for channels in (mappings if other.weight.shape[1] % read == 0 else reversed(mappings))
         if int(channels.max()) < other.weight.shape[1]
     ]
 

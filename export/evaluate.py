@@ -94,6 +94,12 @@ def _prompt(line: str, place: str) -> str:
     return prompt
 
 
+def bundle_template(bundle: Bundle) -> ChatTemplate | None:
+    """The template the bundle's chats have, if its model is made for them."""
+    text, manifest = bundle.chat_template, bundle.manifest
+    return None if text is None else ChatTemplate(text, manifest.bos_token, manifest.eos_token)
+
+
 def encode_prompts(
     prompts: Iterable[str],
     tokenizer: Tokenizer,
@@ -183,8 +189,7 @@ def evaluate_bundle(
     manifest = bundle.manifest
     check_source(bundle, model_folder)
     model = load_decoder(model_folder)
-    text = bundle.chat_template
-    template = None if text is None else ChatTemplate(text, manifest.bos_token, manifest.eos_token)
+    template = bundle_template(bundle)
     new_tokens = min(EVAL_NEW_TOKENS, manifest.max_context // 2)
     max_tokens = min(EVAL_PROMPT_TOKENS, manifest.max_context - new_tokens)
     tokenizer = load_tokenizer(bundle.tokenizer_path)

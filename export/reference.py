@@ -8,13 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from acespec.export.check import torch_logits
+from acespec.export.evaluate import bundle_template
 from acespec.export.graph import use_matrix_products
 from acespec.export.integer_products import rounded_activations
-from acespec.export.quantize import quantize_decoder
+from acespec.export.round_weights import round_weights
+from acespec.export.smooth import calibration_tokens
 from acespec.models.exportable import ExportableDecoder, load_decoder
 from acespec.models.fingerprint import check_source
 from acespec.models.manifest import Bundle
 from acespec.models.probe import Probe, branching_probe
+from acespec.models.vocabulary import load_tokenizer
 
 PROBE_TOKENS = 24
 
@@ -35,6 +38,7 @@ def reference_logits(model_folder: Path, bundle: Bundle) -> tuple[Probe, NDArray
         return probe, torch_logits(model, probe, manifest.vocab_size)
     decoder = ExportableDecoder(model, manifest.vocab_size, manifest.max_context)
     use_matrix_products(decoder)
-    matrices = quantize_decoder(decoder, quantization)
+    calibration = calibration_tokens(load_tokenizer(bundle.tokenizer_path), bundle_template(bundle))
+    matrices = round_weights(decoder, quantization, calibration, manifest.graphs[0].name)
     with rounded_activations(decoder, {} if quantization.activation_bits is None else matrices):
         return probe, torch_logits(model, probe, manifest.vocab_size)

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 # A channel's factor is size ** a / weight_peak ** b; without either, one.
 EXPONENTS = ((0.0, 0.0), (0.25, 0.0), (0.5, 0.0), (0.5, 0.25), (0.75, 0.0), (0.75, 0.25), (0.75, 0.5))
 PROVING_TOKENS = 4
+MOST_CALIBRATION_TOKENS = 4096
 MOST_ROWS, MOST_COLUMNS = 128, 512
 """Tokens and outputs of a product on which a choice is tried: every so many of more."""
 
@@ -52,13 +53,13 @@ Three ways to save water at home:
 """What the choice is made on: prose, code, arithmetic and a list."""
 
 
-def calibration_tokens(tokenizer: Tokenizer, template: ChatTemplate | None, context: int) -> torch.Tensor:
-    """Tokens ``[n]`` of `CALIBRATION_TEXT`, the first ``context`` at most.
+def calibration_tokens(tokenizer: Tokenizer, template: ChatTemplate | None) -> list[int]:
+    """Tokens of `CALIBRATION_TEXT`, as a message of a chat where there is a template.
 
-    As a message of a chat where there is a template: a text's first token and a chat's own have outliers.
+    A text's first token and a chat's own have outliers.
     """
-    (tokens,) = encode_prompts([CALIBRATION_TEXT], tokenizer, template, context)
-    return torch.from_numpy(tokens)
+    (tokens,) = encode_prompts([CALIBRATION_TEXT], tokenizer, template, MOST_CALIBRATION_TOKENS)
+    return [int(token) for token in tokens]
 
 
 def round_rows(rows: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,8 @@ from acespec.export.lower_native import lower_native
 from acespec.export.lower_ort import lower_ort
 from acespec.export.lower_portable import lower_portable
 from acespec.export.options import ExportOptions
-from acespec.export.quantize import quantize_decoder, quantize_graph
+from acespec.export.quantize import quantize_graph
+from acespec.export.round_weights import read_by_tensorrt, round_weights
 from acespec.export.widen import save_widened
 from acespec.models.exportable import DecoderShape, ExportableDecoder, load_decoder
 from acespec.models.manifest import GraphVariant, PrefillGraph
@@ -57,6 +58,16 @@ class WrittenGraph:
 
 
 @dataclass(frozen=True)
+class SampleTokens:
+    """Texts in the model's tokens."""
+
+    probe: Sequence[int]
+    """What graph and PyTorch are compared on."""
+    calibration: Sequence[int]
+    """What outliers are looked for in, where weights are quantised."""
+
+
+@dataclass(frozen=True)
 class Reference:
     """What PyTorch computes, kept when the model is gone."""
 
@@ -70,7 +81,7 @@ class Reference:
 def write_graph(
     model_folder: Path,
     folder: Path,
-    sample_ids: Sequence[int],
+    samples: SampleTokens,
     vocab_size: int,
     options: ExportOptions,
     progress: Progress,
@@ -78,9 +89,9 @@ def write_graph(
     """Trace, quantise, lower and write the graph that ``options`` ask for, and check it against PyTorch."""
     progress("loading the model")
     written, reference = _write(
-        load_decoder(model_folder, DTYPES[options.floats or "fp32"]),
+        load_decoder(model_folder, DTYPES["fp32" if options.quantization else options.floats or "fp32"]),
         folder,
-        sample_ids,
+        samples,
         vocab_size,
         options,
         progress,
@@ -94,7 +105,7 @@ def write_graph(
 def _write(
     model: PreTrainedModel,
     folder: Path,
-    sample_ids: Sequence[int],
+    samples: SampleTokens,
     vocab_size: int,
     options: ExportOptions,
     progress: Progress,
@@ -103,8 +114,8 @@ def _write(
     known = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     options = replace(options, context=min(options.context, known or options.context))
     decoder = ExportableDecoder(model, vocab_size, options.context, options.top_k)
-    probe = branching_probe(np.resize(sample_ids, PROBE_TOKENS))
-    sample = causal_probe(sample_ids[: options.context])
+    probe = branching_probe(np.resize(samples.probe, PROBE_TOKENS))
+    sample = causal_probe(samples.probe[: options.context])
     progress("running PyTorch, the reference")
     expected = torch_logits(model, probe, vocab_size)
     likeliest = torch_logits(model, sample, vocab_size).argmax(axis=1)
@@ -114,7 +125,8 @@ def _write(
     rounds_activations = False
     if options.quantization is not None:
         progress(f"quantising the weights to {options.precision}")
-        matrices = quantize_decoder(decoder, options.quantization)
+        matrices = round_weights(decoder, options.quantization, samples.calibration, options.graph)
+        narrow_weights(decoder, DTYPES[options.floats or "fp32"])
         rounds_activations = options.quantization.activation_bits is not None
         with rounded_activations(decoder, matrices if rounds_activations else {}):
             expected = torch_logits(model, probe, vocab_size)
@@ -122,7 +134,9 @@ def _write(
 
     progress("tracing the graph")
     traced = trace_graph(decoder)
-    quantize_graph(traced, matrices)
+    if options.quantization is not None:
+        for_tensorrt = read_by_tensorrt(options.quantization, options.graph)
+        quantize_graph(traced, matrices, for_tensorrt=for_tensorrt)
     if options.graph == "ort":
         lower_ort(traced, decoder.shape, rounds_activations)
     elif options.graph == "native":
@@ -175,6 +189,12 @@ def _check_file(
         quick = runner(file, variant, accuracy_level=4).run(sample, (sample.count,))
         share = float(np.mean(likeliest_tokens(quick) == reference.likeliest))
         progress(f"its likeliest token is the full model's at {share:.0%} of {sample.count} positions")
+
+
+def narrow_weights(decoder: ExportableDecoder, dtype: torch.dtype) -> None:
+    """Give the decoder's weights another type; what it computes with besides them stays in float32."""
+    for weight in decoder.parameters():
+        weight.data = weight.data.to(dtype)
 
 
 def release_memory() -> None:

@@ -117,6 +117,7 @@ class ExportableDecoder(nn.Module):
         refuse_by_config(model, context)
         self.model = model
         self.vocab_size = vocab_size
+        self.context = context
         self.top_k = None if top_k is None else min(top_k, vocab_size)
         with _refused_by_name(architecture):
             self.masks: tuple[AttentionMask, ...] = read_layer_masks(model, context)

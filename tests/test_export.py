@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
@@ -28,10 +29,11 @@ from acespec.export.check import (
 )
 from acespec.export.commands import export
 from acespec.export.graph import ExportError
+from acespec.export.lower_portable import lower_portable
 from acespec.export.options import ExportOptions, parse_buckets
 from acespec.export.staging import replaced_bundle
 from acespec.models.architecture import UnsupportedModelError
-from acespec.models.exportable import ModelFolderError
+from acespec.models.exportable import DecoderShape, ModelFolderError
 from acespec.models.manifest import Bundle, load_bundle
 from acespec.models.probe import branching_probe, causal_probe
 from acespec.models.tolerances import TOLERANCES
@@ -148,11 +150,12 @@ def test_a_quantised_bundle_runs_and_says_how_often_it_agrees(qwen3: Exported) -
 def test_a_graph_that_computes_something_else_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def tampered(graph: object, _: object) -> None:
-        weight = graph.graph.initializers["model.model.layers.1.self_attn.o_proj.weight"]  # type: ignore[attr-defined]
-        weight.const_value.raw.data[0, 0] += 0.5
+    def tampered(graph: onnx_ir.Model, shape: DecoderShape) -> None:
+        weight = graph.graph.initializers["model.model.layers.1.self_attn.o_proj.weight"]
+        weight.const_value.raw.data[0, 0] += 0.5  # type: ignore[union-attr]
+        lower_portable(graph, shape)
 
-    monkeypatch.setattr(write_module, "quantize_graph", tampered)
+    monkeypatch.setattr(write_module, "lower_portable", tampered)
     folder = model_folder(tmp_path / "model", "llama")
     with pytest.raises(ExportToleranceError, match=r"portable\.onnx differs from PyTorch by .* allowed are"):
         export_bundle(folder, tmp_path / "bundle", ExportOptions())

@@ -183,10 +183,10 @@ def test_what_stays_in_floats_is_not_smoothed() -> None:
 
 def test_calibration_is_a_message_where_the_model_has_a_template() -> None:
     tokenizer = tiny_tokenizer()
-    plain = calibration_tokens(tokenizer, None, 10_000)
-    assert tokenizer.decode(plain.tolist()) == CALIBRATION_TEXT
-    chat = calibration_tokens(tokenizer, ChatTemplate(CHAT_TEMPLATE), 12)
-    assert tokenizer.decode(chat.tolist()) == "<user>The li"
+    plain = calibration_tokens(tokenizer, None)
+    assert tokenizer.decode(plain) == CALIBRATION_TEXT
+    chat = calibration_tokens(tokenizer, ChatTemplate(CHAT_TEMPLATE))
+    assert tokenizer.decode(chat).startswith("<user>The lighthouse")
 
 
 def test_a_row_is_rounded_by_its_own_scale() -> None:
