@@ -129,6 +129,8 @@ def _like(value: Value, rows: Value, width: int) -> Value:
 def _side_by_side(graph: onnx_ir.Graph, parts: Sequence[Value]) -> Value:
     """One initializer of several along their last axis; their tensors are read when it is."""
     tensors = [part.const_value for part in parts]
+    for part in parts:
+        part.const_value = None  # the graph outlives its writing, and would keep these weights with it
     name = "+".join(str(part.name) for part in parts)
     sizes = [size_of(part, -1) for part in parts]
     first = parts[0]

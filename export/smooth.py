@@ -85,6 +85,8 @@ def smooth_decoder(decoder: ExportableDecoder, tokens: torch.Tensor, quantizatio
         if bits is not None and rows % (quantization.block or rows) == 0:
             hooks += _choose_when_read(fold, bits, quantization)
     logger.info("smoothing %d groups of channels", len(hooks))
+    # Once the head has its factors, nobody reads the logits: they are the largest tensor of all.
+    hooks.append(head.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, -1:], *inputs[1:])))
     try:
         with own_attention(decoder) as run:
             run(tokens)
