@@ -12,9 +12,11 @@ import numpy as np
 
 from acespec.edge_runtime.engine import DraftEngine
 
-STEPS_A_TURN = 4
-"""Timed steps of one engine before it is the next one's turn, behind one that is not: threads of the engine
-before may still be spinning, and the caches hold its weights."""
+STEPS_A_TURN = 8
+"""Timed steps of one engine before it is the next one's turn, behind one that is not timed: the caches hold
+the weights of the engine before."""
+REST_S = 0.05
+"""Between turns: an engine's threads go on spinning for a while, on the cores of the next."""
 Step = Callable[[int], object]
 """Runs one step of so many tokens, always behind the same context."""
 
@@ -43,6 +45,7 @@ def measure_steps(steps: Mapping[str, Step], widths: Sequence[int], repetitions:
     for width in widths:
         for _ in range(math.ceil(repetitions / STEPS_A_TURN) + 1):
             for name, step in steps.items():
+                time.sleep(REST_S)
                 step(width)
                 times.by_width[name][width] += [_timed(step, width) for _ in range(STEPS_A_TURN)]
         for name in steps:
