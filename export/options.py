@@ -131,10 +131,10 @@ def default_quantization(precision: Precision, graph: GraphName) -> Quantization
     """How ``int8`` and ``int4`` weights are quantised unless asked otherwise.
 
     ONNX Runtime's CPU multiplies int8 activations by int8 weights fastest from a few tokens on. int4 suits
-    one-token steps and keeps the head, which suffers most, in int8.
+    one-token steps; there a head in int4 is a tenth of the step quicker and, smoothed, drafts as well.
     """
     if precision == "int4":
-        return Quantization(bits=4, block=32, symmetric=False, head_bits=8)
+        return Quantization(bits=4, block=32, symmetric=False, head_bits=4 if graph == "ort" else 8)
     if graph == "ort":
         return Quantization(bits=8, block=None, symmetric=True, head_bits=8, activation_bits=8)
     return Quantization(bits=8, block=32, symmetric=False, head_bits=8)

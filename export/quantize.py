@@ -61,14 +61,22 @@ def quantize_decoder(
             logger.info("%s stays in floats: %d inputs make no blocks of %d", path, rows, block)
             continue
         matrix = quantize_matrix(module.weight.float().numpy(), bits, block, quantization.symmetric)
-        module.weight.copy_(torch.from_numpy(matrix.dequantized()))
+        _become(module.weight, matrix)
         matrices[f"{path}.weight"] = matrix
     if quantization.embedding_bits is not None:
         path, weight = _embedding(decoder)
         matrix = quantize_matrix(weight.float().numpy().T, quantization.embedding_bits, None, symmetric=True)
-        weight.copy_(torch.from_numpy(matrix.dequantized()).T)
+        _become(weight.T, matrix)
         matrices[f"{path}.weight"] = matrix
     return matrices
+
+
+def _become(weight: torch.Tensor, matrix: QuantizedMatrix) -> None:
+    """Put what ``matrix`` stands for into ``weight`` ``[in, out]``, without a second copy of it."""
+    if weight.dtype is torch.bfloat16:  # NumPy has no such numbers
+        weight.copy_(torch.from_numpy(matrix.dequantized()))
+    else:
+        matrix.dequantize_into(weight.detach().numpy())
 
 
 def _embedding(decoder: ExportableDecoder) -> tuple[str, torch.Tensor]:

@@ -41,12 +41,23 @@ class QuantizedMatrix:
 
     def dequantized(self) -> NDArray[np.float32]:
         """The matrix ``[in, out]`` it stands for."""
-        blocks = self.values.reshape(*np.atleast_2d(self.scales).shape[:1], -1, self.values.shape[1])
-        matrix = blocks.astype(np.float32)
-        if self.zero_points is not None:
-            matrix -= np.atleast_2d(self.zero_points)[:, None]
-        matrix *= np.atleast_2d(self.scales)[:, None]
-        return matrix.reshape(self.values.shape)
+        matrix = np.empty(self.values.shape, np.float32)
+        self.dequantize_into(matrix)
+        return matrix
+
+    def dequantize_into(self, matrix: NDArray[np.floating]) -> None:
+        """Write the matrix it stands for into ``matrix`` ``[in, out]``, a slice of columns at a time."""
+        rows, columns = self.values.shape
+        scales = np.atleast_2d(self.scales)
+        zero_points = None if self.zero_points is None else np.atleast_2d(self.zero_points)
+        width = max(1, SLICE_VALUES // rows)
+        for first in range(0, columns, width):
+            part = slice(first, first + width)
+            blocks = self.values[:, part].reshape(len(scales), rows // len(scales), -1).astype(np.float32)
+            if zero_points is not None:
+                blocks -= zero_points[:, None, part]
+            blocks *= scales[:, None, part]
+            matrix[:, part] = blocks.reshape(rows, -1)
 
 
 def quantize_matrix(
@@ -109,13 +120,13 @@ def _search_range(
     """Codes ``[B, size, out]`` and scales ``[B, out]`` of the best of the ranges ``unit * factor``."""
     best_codes = np.empty_like(blocks)
     best_scales = np.ones_like(unit)
-    most_explained = np.full_like(unit, -1)
+    most_explained = np.full_like(unit, -1, np.float64)  # errors are small differences of large sums
     for factor in factors:
         codes = blocks / (unit * np.float32(factor))[:, None]
         np.rint(codes, out=codes)
         np.clip(codes, *limits, out=codes)
-        along = np.einsum("bso,bso->bo", codes, blocks)
-        square = np.einsum("bso,bso->bo", codes, codes)
+        along = np.einsum("bso,bso->bo", codes, blocks, dtype=np.float64)
+        square = np.einsum("bso,bso->bo", codes, codes, dtype=np.float64)
         # The least-squares scale; a block of zeros has none, and runtimes want a positive one.
         scales = np.where(square > 0, along / np.maximum(square, 1), 1)
         explained = along * scales  # squared error = |block|^2 - explained
