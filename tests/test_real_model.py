@@ -54,7 +54,7 @@ SETTINGS = (
     DraftSettings(gamma=4),
     DraftSettings(gamma=6, budget=14, allocation=Allocation.UNIFORM),
     DraftSettings(gamma=2, budget=3, allocation=Allocation.SINGLE),
-    DraftSettings(gamma=5, budget=37, allocation=Allocation.ADAPTIVE),
+    DraftSettings(gamma=5, budget=25, allocation=Allocation.ADAPTIVE),
 )
 DELAYS_MS = (5.0, 25.0, 100.0)
 NEW_TOKENS = 48
