@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from acespec.models.manifest import MASKED as MASKED
+from acespec.models.manifest import MASKED
 
 
 def write_additive_mask(

@@ -63,3 +63,14 @@ class DraftEngine(Protocol):
 
     def truncate(self, num_rows: int) -> None:
         """Forget every row from ``num_rows`` on. O(1)."""
+
+
+def check_step(
+    engine: DraftEngine, tokens: NDArray[np.int64], positions: NDArray[np.int64], mask: NDArray[np.bool_]
+) -> None:
+    """Assert that the arguments of `DraftEngine.forward` fit each other and the rows left."""
+    count, past = len(tokens), engine.num_rows
+    assert 1 <= count <= engine.max_rows - past, (count, past)
+    assert positions.shape == (count,), positions.shape
+    assert mask.shape == (count, past + count), mask.shape
+    assert 0 <= positions.min() <= positions.max() < engine.max_context, positions

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from acespec.edge_runtime.budget import bucket_for
 from acespec.edge_runtime.cuda import load_cuda
-from acespec.edge_runtime.ort_graph import GraphFile, GraphName, choose_graph, open_files
+from acespec.edge_runtime.engine import check_step
+from acespec.edge_runtime.ort_graph import GraphFile, choose_graph, open_files
 from acespec.edge_runtime.ort_inputs import StepInputs
 from acespec.edge_runtime.ort_interface import FLOAT_TYPES, check_variant, row_names, row_type
 from acespec.edge_runtime.ort_logits import LogitsBuffers
 from acespec.edge_runtime.ort_rows import DevicePortableRows, GraphRows, InPlaceRows, PortableRows, RowTensors
 from acespec.edge_runtime.ort_session import EngineError, SessionSettings, warn_if_slow
-from acespec.models.manifest import Bundle
+from acespec.models.manifest import Bundle, GraphName
 from acespec.speculation import DraftLogits
 
 
@@ -129,10 +130,8 @@ class OnnxRuntimeEngine:
         """Run one step; see `DraftEngine.forward`."""
         count, past = len(tokens), self.num_rows
         widest = self._prefill_width if last_only else self._buckets[-1]
-        assert 1 <= count <= min(widest, self._max_rows - past), (count, past)
-        assert positions.shape == (count,), positions.shape
-        assert mask.shape == (count, past + count), mask.shape
-        assert 0 <= positions.min() <= positions.max() < self._max_context, positions
+        assert count <= widest, count
+        check_step(self, tokens, positions, mask)
         file, width = self._file_for(count)
         num_logits = file.logit_rows or (1 if last_only else width)
 

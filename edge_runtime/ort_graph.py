@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import onnxruntime as ort
 
 from acespec.edge_runtime.ort_interface import check_session
 from acespec.edge_runtime.ort_session import EngineError, SessionSettings, open_session
 from acespec.edge_runtime.providers import choose_provider
-from acespec.models.manifest import Bundle, GraphVariant
-
-GraphName = Literal["portable", "ort", "native"]
+from acespec.models.manifest import Bundle, GraphName, GraphVariant
 
 
 @dataclass(frozen=True)
@@ -38,21 +35,18 @@ class GraphFile:
 
 def open_files(bundle: Bundle, variant: GraphVariant, settings: SessionSettings) -> dict[str, GraphFile]:
     """Open each file of ``variant`` once. Raises `EngineError` for one that is not what the manifest says."""
-    steps = [(name, width, width) for width, name in variant.bucket_files.items()]
-    if variant.prefill is not None:
-        steps.append((variant.prefill.file, variant.prefill.width, 1))
     files: dict[str, GraphFile] = {}
-    for name, width, logit_rows in steps:
-        if name in files:
+    for step in variant.steps:
+        if step.file in files:
             continue
-        path = bundle.path(name)
+        path = bundle.path(step.file)
         session = open_session(path, settings)
         rows = variant.rows or 0
-        fixed = {"N": width, "M": logit_rows, "S": rows, "R": rows, "T": rows + width}
+        fixed = {"N": step.width, "M": step.logit_rows, "S": rows, "R": rows, "T": rows + step.width}
         check_session(path, session, variant, fixed)
         shapes = {argument.name: argument.shape for argument in session.get_inputs()}
         sizes = shapes["input_ids"][1], shapes["logit_rows"][0]
-        files[name] = GraphFile(session, *(size if isinstance(size, int) else None for size in sizes))
+        files[step.file] = GraphFile(session, *(size if isinstance(size, int) else None for size in sizes))
     return files
 
 

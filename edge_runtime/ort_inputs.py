@@ -8,10 +8,10 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from acespec.edge_runtime.additive_mask import MASKED, write_additive_mask
+from acespec.edge_runtime.additive_mask import write_additive_mask
 from acespec.edge_runtime.ort_interface import FLOAT_TYPES
 from acespec.edge_runtime.ort_rows import MaskColumns
-from acespec.models.manifest import GraphVariant
+from acespec.models.manifest import MASKED, GraphVariant
 
 
 class StepInputs:

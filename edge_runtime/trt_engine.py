@@ -20,6 +20,7 @@ from acespec.edge_runtime.build_monitor import Progress
 from acespec.edge_runtime.cuda import Cuda, aligned, load_cuda
 from acespec.edge_runtime.device_buffers import DeviceBuffers, allocate
 from acespec.edge_runtime.device_rows import DeviceRows, RowLayout
+from acespec.edge_runtime.engine import check_step
 from acespec.edge_runtime.plan_builder import BuildTarget, PlanBuilder
 from acespec.edge_runtime.plan_files import PlanFolder, engines_folder
 from acespec.edge_runtime.plan_key import PlanKey, StepShape, dimensions, shape_at
@@ -173,11 +174,8 @@ class TensorRtEngine:
     ) -> DraftLogits:
         """Run one step; see `DraftEngine.forward`. Raises `TensorRtError` or `CudaError`."""
         assert self._release.alive, "the engine is closed"
-        count, past = len(tokens), self._rows.num_rows
-        assert 1 <= count <= self._max_rows - past, (count, past)
-        assert positions.shape == (count,), positions.shape
-        assert mask.shape == (count, past + count), mask.shape
-        assert 0 <= positions.min() <= positions.max() < self._max_context, positions
+        count = len(tokens)
+        check_step(self, tokens, positions, mask)
         step = self._step_for(count, last_only)
         self._write_inputs(step.shape, tokens, positions, mask)
         step.run()

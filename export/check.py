@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from acespec.errors import AcespecError
 from acespec.export.graph import ExportError
 from acespec.machine import byte_precision
-from acespec.models.exportable import MASKED, plain_logits
-from acespec.models.manifest import GraphVariant
+from acespec.models.exportable import plain_logits
+from acespec.models.manifest import MASKED, GraphVariant
 from acespec.models.probe import Probe
 from acespec.models.tolerances import Tolerance
 from acespec.speculation import DraftLogits

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from acespec.export.check import joined, open_graph
-from acespec.models.exportable import MASKED
-from acespec.models.manifest import GraphVariant
+from acespec.models.manifest import MASKED, GraphVariant
 from acespec.models.probe import Probe
 from acespec.speculation import DraftLogits
 

@@ -1,4 +1,4 @@
-"""From an exportable decoder to the portable graph: opset 21, standard operators only."""
+"""From an exportable decoder to a neutral graph: opset 21, with the attention left open."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from onnx_ir import Node, Value
 from onnx_ir.tape import Tape
 
 from acespec.export.graph import MatrixProduct
+from acespec.export.graph_constants import initializer
 from acespec.export.graph_patterns import (
     CONTRIB,
     attribute,
@@ -24,7 +25,6 @@ from acespec.export.graph_patterns import (
     size_of,
     take_over,
 )
-from acespec.export.lower_portable import initializer
 from acespec.export.quantized_matrix import QuantizedMatrix
 from acespec.export.smooth import round_rows
 from acespec.models.exportable import ExportableDecoder

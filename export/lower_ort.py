@@ -8,10 +8,10 @@ from onnx_ir import Value
 from onnx_ir.tape import Tape
 
 from acespec.export.graph import ExportError, attention_nodes
+from acespec.export.graph_constants import initializer
 from acespec.export.graph_patterns import CONTRIB, remove_unused, take_over
 from acespec.export.integer_products import round_activations
 from acespec.export.layouts import cancel_layouts, to_heads, to_rows
-from acespec.export.lower_portable import initializer
 from acespec.export.merge_products import merge_products
 from acespec.export.ort_norms import fuse_norms
 from acespec.export.ort_rotary import fuse_rotations

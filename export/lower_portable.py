@@ -8,8 +8,7 @@ from onnx_ir import Value
 from onnx_ir.tape import Tape
 
 from acespec.export.graph import attention_nodes
-from acespec.export.graph_constants import initializer as initializer
-from acespec.export.graph_constants import ints
+from acespec.export.graph_constants import initializer, ints
 from acespec.models.exportable import DecoderShape
 
 

@@ -13,13 +13,12 @@ from acespec.export.graph import use_matrix_products
 from acespec.export.integer_products import rounded_activations
 from acespec.export.round_weights import round_weights
 from acespec.export.smooth import calibration_tokens
+from acespec.export.write import PROBE_TOKENS
 from acespec.models.exportable import ExportableDecoder, load_decoder
 from acespec.models.fingerprint import check_source
 from acespec.models.manifest import Bundle
 from acespec.models.probe import Probe, branching_probe
 from acespec.models.vocabulary import load_tokenizer
-
-PROBE_TOKENS = 24
 
 
 def reference_logits(model_folder: Path, bundle: Bundle) -> tuple[Probe, NDArray[np.float32]]:

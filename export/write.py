@@ -228,11 +228,8 @@ def describe(
 
 def write_buckets(file: Path, variant: GraphVariant) -> None:
     """Write the graphs with fixed shapes that ``variant`` names beside the one they are made from."""
-    assert variant.prefill is not None
-    wanted = [(name, width, width) for width, name in variant.bucket_files.items()]
-    wanted.append((variant.prefill.file, variant.prefill.width, 1))
-    for name, width, logit_rows in wanted:
-        if name != file.name:
+    for step in variant.steps:
+        if step.file != file.name:
             assert variant.rows is not None
-            sizes = {"N": width, "M": logit_rows, "S": variant.rows, "R": variant.rows}
-            save_fixed(file, file.parent / name, sizes | {"T": variant.rows + width})
+            sizes = {"N": step.width, "M": step.logit_rows, "S": variant.rows, "R": variant.rows}
+            save_fixed(file, file.parent / step.file, sizes | {"T": variant.rows + step.width})

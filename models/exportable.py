@@ -24,8 +24,7 @@ from transformers.cache_utils import Cache
 from acespec.errors import AcespecError
 from acespec.models.architecture import UnsupportedModelError, hold_rotary_frequencies, refuse_by_config
 from acespec.models.layer_masks import MaskError, masks_by_kind, read_layer_masks
-from acespec.models.manifest import MASKED as MASKED
-from acespec.models.manifest import AttentionMask, Precision
+from acespec.models.manifest import MASKED, AttentionMask, Precision
 from acespec.models.probe import Probe, branching_probe
 from acespec.models.step_attention import ATTENTION_NAME
 from acespec.models.tolerances import TOLERANCES

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acespec.edge_runtime.additive_mask import MASKED, write_additive_mask
+from acespec.edge_runtime.additive_mask import write_additive_mask
+from acespec.models.manifest import MASKED
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
