@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from acespec.cloud_verifier.acceptance import Decision, verify_coupled, verify_residual
 from acespec.cloud_verifier.committed import CommittedText
-from acespec.cloud_verifier.engine import TargetEngine, TargetInfo
+from acespec.cloud_verifier.engine import Feed, TargetEngine, TargetInfo
 from acespec.cloud_verifier.sequence import OwnedSequence
 from acespec.compute import StepRunner
 from acespec.wire import AcceptanceMode, Open, ServerTimes
@@ -30,7 +30,7 @@ class Checker:
     ) -> None:
         self._request = request
         self._engine = engine
-        self._sequence = OwnedSequence(engine, runner)
+        self._sequence = OwnedSequence(engine, runner, min(request.token_limit, engine.info.max_context))
         self._latency_ms = latency_ms
 
     @property
@@ -44,8 +44,8 @@ class Checker:
     async def prefill(self, tokens: Sequence[int]) -> None:
         """Feed committed tokens."""
         engine, handle = self._engine, self._sequence.handle
-        array = np.array(tokens, dtype=np.int64)
-        await self._sequence.run(lambda: engine.prefill(handle, array), self._latency_ms(len(array)))
+        feed = Feed(handle, np.array(tokens, dtype=np.int64), num_logits=0)
+        await self._sequence.run(lambda: engine.step([feed]), self._latency_ms(len(tokens)))
 
     async def check(
         self, text: CommittedText, chain: Sequence[int], weights: Sequence[int], arrived: float
@@ -60,7 +60,7 @@ class Checker:
         tokens = np.array([text.tokens[-1], *chain], dtype=np.int64)
 
         def step() -> Decision:
-            logits = engine.verify(handle, tokens)
+            (logits,) = engine.step([Feed(handle, tokens, num_logits=len(tokens))])
             decision = self._decide(logits, text, chain, weights)
             engine.rollback(handle, len(text.tokens) + decision.accepted)
             return decision

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from acespec.errors import AcespecError
 
 
 @dataclass(frozen=True)
@@ -19,33 +22,55 @@ class TargetInfo:
     vocab_size: int
     """Tokenizer's size; logits are cut to it."""
     max_context: int
+    kv_bytes_per_token: int = 0
+    """Bytes of keys and values one token takes, over all layers."""
+    kv_tokens: int = 2**62
+    """Tokens whose keys and values the engine has room for, over all sequences."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """One sequence's part of a step."""
+
+    sequence: int
+    tokens: NDArray[np.int64]  # [n], n >= 1
+    """Tokens that follow what the sequence holds."""
+    num_logits: int
+    """For how many of the last tokens logits are wanted, 0..n: none for a prefill, all to check a chain."""
+
+
+class KvPoolFullError(AcespecError):
+    """There is no room for the keys and values of another sequence of that length."""
 
 
 class TargetEngine(Protocol):
-    """A target model holding one key/value cache per sequence.
+    """A target model holding the keys and values of many sequences.
 
-    A sequence's cache holds the tokens fed to it so far; ``rollback`` shortens it. Calls are synchronous and
-    made one at a time, but for ``open`` and ``close``: these only keep books, and may be called from another
-    thread while a step of another sequence runs.
+    A sequence holds the tokens fed to it so far; ``rollback`` shortens it. ``step`` and ``rollback`` are
+    synchronous and made one at a time, from one thread. ``open`` and ``close`` only keep books: they may be
+    called from another thread while a step of other sequences runs.
     """
 
     @property
     def info(self) -> TargetInfo: ...
 
-    def open(self) -> int:
-        """Begin an empty sequence and return its handle."""
+    def open(self, max_tokens: int) -> int:
+        """Begin an empty sequence that will hold at most ``max_tokens`` tokens, and return its handle.
 
-    def prefill(self, sequence: int, tokens: NDArray[np.int64]) -> None:
-        """Feed ``tokens`` ``[n]`` (n may be 0) without asking for logits."""
+        Room for all of them is set aside, so that a step never fails for want of it. Raises
+        ``KvPoolFullError`` if there is none; handles are never used again.
+        """
 
-    def verify(self, sequence: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Feed ``tokens`` ``[n]``, n >= 1; returns logits ``[n, vocab_size]``.
+    def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
+        """Feed several sequences, each at most once, in one forward of the model.
 
-        Row i predicts what follows token i. Decoding one token is ``verify`` of one token.
+        Returns for each feed logits ``[num_logits, vocab_size]``: a token's row predicts what follows it.
+        It depends on its own sequence alone, whatever else is in the step, up to rounding. If ``step``
+        raises, every sequence holds what it held before.
         """
 
     def rollback(self, sequence: int, length: int) -> None:
-        """Keep the first ``length`` tokens of the sequence."""
+        """Keep the first ``length`` tokens of the sequence, 0 <= length <= what it holds."""
 
     def close(self, sequence: int) -> None:
-        """Free the sequence."""
+        """Free the sequence and the room set aside for it."""

@@ -41,12 +41,12 @@ class OwnedSequence:
     thread, and a step that has not begun never begins.
     """
 
-    def __init__(self, engine: TargetEngine, runner: StepRunner) -> None:
+    def __init__(self, engine: TargetEngine, runner: StepRunner, max_tokens: int) -> None:
         self._engine = engine
         self._runner = runner
         self._flight = _Flight()
         self._running: asyncio.Future[Any] | None = None
-        self.handle = engine.open()
+        self.handle = engine.open(max_tokens)
 
     async def run(self, step: Callable[[], T], latency_ms: float) -> Timed[T]:
         """Run ``step`` through the runner; ``latency_ms`` is what it is expected to take."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from acespec.cloud_verifier.engine import TargetInfo
+from acespec.cloud_verifier.engine import Feed, TargetInfo
 from acespec.cloud_verifier.kv_cache import rollback_cache
 from acespec.errors import AcespecError
 from acespec.models.architecture import positions_without_switch
@@ -88,7 +89,7 @@ class TransformersEngine:
     def info(self) -> TargetInfo:
         return self._info
 
-    def open(self) -> int:
+    def open(self, max_tokens: int) -> int:  # noqa: ARG002 - a cache grows as it is filled
         handle = next(self._handles)
         self._caches[handle] = rollback_cache()
         return handle
@@ -102,6 +103,16 @@ class TransformersEngine:
         assert excess >= 0, f"cannot roll back to {length} tokens: the sequence has {length - excess}"
         if excess:
             cache.crop(-excess)
+
+    def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
+        logits: list[NDArray[np.float32]] = []
+        for feed in feeds:
+            if feed.num_logits:
+                logits.append(self.verify(feed.sequence, feed.tokens)[-feed.num_logits :])
+            else:
+                self.prefill(feed.sequence, feed.tokens)
+                logits.append(np.empty((0, self._info.vocab_size), np.float32))
+        return logits
 
     @torch.inference_mode()
     def prefill(self, sequence: int, tokens: NDArray[np.int64]) -> None:

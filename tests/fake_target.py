@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from acespec.cloud_verifier.engine import TargetInfo
+from acespec.cloud_verifier.engine import Feed, KvPoolFullError, TargetInfo
 
+KV_BYTES_PER_TOKEN = 1024
 Table = Callable[[tuple[int, ...]], NDArray[np.float32]]
 """Logits ``[vocab]`` for what follows a path of tokens."""
 
 
-def target_info(vocab_size: int, max_context: int = 4096) -> TargetInfo:
+def target_info(vocab_size: int, max_context: int = 4096, kv_tokens: int = 2**62) -> TargetInfo:
     """What the fake says about itself."""
     return TargetInfo(
         name="table",
@@ -22,6 +23,8 @@ def target_info(vocab_size: int, max_context: int = 4096) -> TargetInfo:
         vocabulary_hash="a" * 64,
         vocab_size=vocab_size,
         max_context=max_context,
+        kv_bytes_per_token=KV_BYTES_PER_TOKEN,
+        kv_tokens=kv_tokens,
     )
 
 
@@ -29,18 +32,24 @@ class TableTargetEngine:
     """``TargetEngine`` over a table.
 
     Fails where a real engine would go wrong silently: a step of a sequence that is not open, tokens outside
-    the vocabulary or past the context, a rollback forward, two steps at a time.
+    the vocabulary, past the context or past what was set aside, a rollback forward, two steps at a time, a
+    sequence twice in a step.
     """
 
-    def __init__(self, table: Table, vocab_size: int, max_context: int = 4096) -> None:
-        self._info = target_info(vocab_size, max_context)
+    def __init__(
+        self, table: Table, vocab_size: int, max_context: int = 4096, kv_tokens: int = 2**62
+    ) -> None:
+        self._info = target_info(vocab_size, max_context, kv_tokens)
         self._table = table
         self._busy = threading.Lock()
+        self._room: dict[int, int] = {}
         self.sequences: dict[int, list[int]] = {}
         """The tokens fed to each open sequence."""
         self.num_opened = 0
         self.num_forwards = 0
-        """Calls of ``verify``."""
+        """Steps that were asked for logits."""
+        self.batches: list[list[int]] = []
+        """The tokens of each feed, step by step."""
         self.longest = 0
         """Most tokens any sequence ever held."""
 
@@ -48,36 +57,44 @@ class TableTargetEngine:
     def info(self) -> TargetInfo:
         return self._info
 
-    def open(self) -> int:
+    @property
+    def kv_tokens_used(self) -> int:
+        """Tokens that room is set aside for."""
+        return sum(self._room.values())
+
+    def open(self, max_tokens: int) -> int:
+        if self.kv_tokens_used + max_tokens > self._info.kv_tokens:
+            raise KvPoolFullError("no room")
         self.num_opened += 1
         self.sequences[self.num_opened] = []
+        self._room[self.num_opened] = max_tokens
         return self.num_opened
 
     def close(self, sequence: int) -> None:
-        del self.sequences[sequence]
+        del self.sequences[sequence], self._room[sequence]
 
-    def prefill(self, sequence: int, tokens: NDArray[np.int64]) -> None:
-        self._feed(sequence, tokens)
-
-    def verify(self, sequence: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        assert len(tokens) >= 1
-        with self._alone():
-            self.num_forwards += 1
-            start = len(self.sequences[sequence])
-            self._feed(sequence, tokens)
-            fed = self.sequences[sequence]
-            return np.stack([self._table(tuple(fed[: start + i + 1])) for i in range(len(tokens))])
+    def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
+        assert len({feed.sequence for feed in feeds}) == len(feeds) >= 1
+        assert self._busy.acquire(blocking=False), "two steps at a time"
+        try:
+            self.num_forwards += any(feed.num_logits for feed in feeds)
+            self.batches.append([len(feed.tokens) for feed in feeds])
+            return [self._feed(feed) for feed in feeds]
+        finally:
+            self._busy.release()
 
     def rollback(self, sequence: int, length: int) -> None:
         assert 0 <= length <= len(self.sequences[sequence])
         del self.sequences[sequence][length:]
 
-    def _feed(self, sequence: int, tokens: NDArray[np.int64]) -> None:
-        assert all(0 <= token < self._info.vocab_size for token in tokens.tolist())
-        self.sequences[sequence] += tokens.tolist()
-        self.longest = max(self.longest, len(self.sequences[sequence]))
-        assert self.longest <= self._info.max_context, "fed past the context"
-
-    def _alone(self) -> threading.Lock:
-        assert not self._busy.locked(), "two steps at a time"
-        return self._busy
+    def _feed(self, feed: Feed) -> NDArray[np.float32]:
+        assert 0 <= feed.num_logits <= len(feed.tokens) >= 1
+        assert all(0 <= token < self._info.vocab_size for token in feed.tokens.tolist())
+        fed = self.sequences[feed.sequence]
+        fed += feed.tokens.tolist()
+        self.longest = max(self.longest, len(fed))
+        assert len(fed) <= self._info.max_context, "fed past the context"
+        assert len(fed) <= self._room[feed.sequence], "fed past what was set aside"
+        first = len(fed) - feed.num_logits
+        rows = [self._table(tuple(fed[: first + i + 1])) for i in range(feed.num_logits)]
+        return np.stack(rows) if rows else np.empty((0, self._info.vocab_size), np.float32)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from acespec.cloud_verifier.engine import Feed
 from acespec.cloud_verifier.sequence import StepAbandonedError
 from acespec.cloud_verifier.session import serve_session
 from acespec.compute import InlineRunner, StepRunner, T, ThreadRunner
@@ -32,12 +33,14 @@ class GatedEngine(TableTargetEngine):
         self.freed_while_running = False
         self._running: int | None = None
 
-    def verify(self, sequence: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        self._running = sequence
+    def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
+        if not feeds[0].num_logits:
+            return super().step(feeds)
+        self._running = feeds[0].sequence
         self.on_entry()
         assert self.gate.wait(30.0)
         try:
-            return super().verify(sequence, tokens)
+            return super().step(feeds)
         finally:
             self._running = None
 
@@ -197,10 +200,10 @@ async def test_a_step_that_begins_just_after_its_session_ended_leaves_the_engine
 class FailingEngine(TableTargetEngine):
     """A target that fails on one token."""
 
-    def verify(self, sequence: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        if 7 in tokens:
+    def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
+        if any(feed.num_logits and 7 in feed.tokens for feed in feeds):
             raise RuntimeError("out of memory at address 0xdeadbeef")
-        return super().verify(sequence, tokens)
+        return super().step(feeds)
 
 
 async def test_a_failure_ends_its_own_session_and_tells_the_edge_no_detail(

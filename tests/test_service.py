@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 import grpc
@@ -18,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from numpy.typing import NDArray
 
-from acespec.cloud_verifier.engine import TargetEngine
+from acespec.cloud_verifier.engine import Feed, TargetEngine
 from acespec.cloud_verifier.server import (
     ServerOptions,
     VerifierServer,
@@ -89,10 +89,11 @@ class AnnouncingEngine(TableTargetEngine):
         self.on_forward: Callable[[], None] = lambda: None
         self.on_close: Callable[[], None] = lambda: None
 
-    def verify(self, sequence: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        self.on_forward()
-        assert self.gate.wait(30.0)
-        return super().verify(sequence, tokens)
+    def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
+        if any(feed.num_logits for feed in feeds):
+            self.on_forward()
+            assert self.gate.wait(30.0)
+        return super().step(feeds)
 
     def close(self, sequence: int) -> None:
         super().close(sequence)

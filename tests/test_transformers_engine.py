@@ -56,7 +56,7 @@ def test_a_chain_after_a_rollback_sees_what_a_fresh_forward_sees(architecture: s
     model = MODELS[architecture]
     engine = TransformersEngine(model, INFO)
     prompt, rejected, chain = [*range(60, 80)], [1, 2, 3, 4, 5], [9, 8, 7]
-    sequence = engine.open()
+    sequence = engine.open(64)
     engine.prefill(sequence, ids(prompt))
     engine.verify(sequence, ids(rejected))
     engine.rollback(sequence, len(prompt) + 2)
@@ -73,7 +73,7 @@ def test_every_family_can_be_rolled_back_and_verified(family: str) -> None:
     model = SUPPORTED[family]().double()
     engine = TransformersEngine(model, replace(INFO, max_context=CONTEXT))
     prompt = [(53 * i + 11) % VOCAB for i in range(20)]
-    sequence = engine.open()
+    sequence = engine.open(64)
     engine.prefill(sequence, ids(prompt))
     engine.verify(sequence, ids([1, 2, 3, 4, 5]))
     engine.rollback(sequence, len(prompt) + 2)
@@ -114,7 +114,7 @@ def test_any_steps_leave_the_cache_of_the_tokens_kept(architecture: str, steps: 
     """Two sequences side by side, so that one could disturb the other."""
     model = MODELS[architecture]
     engine = TransformersEngine(model, INFO)
-    first, second = engine.open(), engine.open()
+    first, second = engine.open(64), engine.open(64)
     texts: dict[int, list[int]] = {first: [], second: []}
     for i, (kind, count, tokens) in enumerate(steps):
         sequence = (first, second)[i % 2]
@@ -143,7 +143,7 @@ def test_a_sequence_grows_past_its_first_buffer() -> None:
     model.config.max_position_embeddings = config_room
     engine = TransformersEngine(model, TargetInfo("tiny", "", "", VOCAB, config_room))
     text = [(7 * i) % VOCAB for i in range(900)]
-    sequence = engine.open()
+    sequence = engine.open(64)
     engine.prefill(sequence, ids(text[:3]))
     engine.prefill(sequence, ids(text[3:500]))
     engine.rollback(sequence, 100)
@@ -155,7 +155,7 @@ def test_a_sequence_grows_past_its_first_buffer() -> None:
 
 def test_a_step_copies_its_own_rows_and_not_the_context() -> None:
     engine = TransformersEngine(MODELS["llama"], INFO)
-    sequence = engine.open()
+    sequence = engine.open(64)
     engine.prefill(sequence, ids([1, 2, 3]))
     layer = engine._caches[sequence].layers[0]
     place = layer.keys.data_ptr()
@@ -168,7 +168,7 @@ def test_a_step_copies_its_own_rows_and_not_the_context() -> None:
 
 def test_an_empty_prefill_is_nothing() -> None:
     engine = TransformersEngine(MODELS["llama"], INFO)
-    sequence = engine.open()
+    sequence = engine.open(64)
     engine.prefill(sequence, ids([]))
     np.testing.assert_allclose(
         engine.verify(sequence, ids([3])), fresh_logits(MODELS["llama"], [3]), atol=1e-5, rtol=0
@@ -180,7 +180,7 @@ def test_prefill_computes_no_logits() -> None:
     calls: list[int] = []
     model.lm_head.register_forward_hook(lambda *_: calls.append(1))
     engine = TransformersEngine(model, INFO)
-    sequence = engine.open()
+    sequence = engine.open(64)
     engine.prefill(sequence, ids([1, 2, 3]))
     assert calls == []
     engine.verify(sequence, ids([4]))
@@ -189,11 +189,11 @@ def test_prefill_computes_no_logits() -> None:
 
 def test_a_closed_sequence_is_gone() -> None:
     engine = TransformersEngine(MODELS["llama"], INFO)
-    sequence = engine.open()
+    sequence = engine.open(64)
     engine.close(sequence)
     with pytest.raises(KeyError):
         engine.verify(sequence, ids([1]))
-    assert engine.open() != sequence
+    assert engine.open(64) != sequence
 
 
 # --- loading --------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_a_loaded_folder_says_what_it_is(folder: Path) -> None:
         vocab_size=VOCAB,
         max_context=MAX_CONTEXT,
     )
-    sequence = engine.open()
+    sequence = engine.open(64)
     logits = engine.verify(sequence, ids([1, 2]))
     np.testing.assert_allclose(logits, fresh_logits(MODELS["llama"], [1, 2]), atol=1e-5, rtol=0)
 
@@ -222,7 +222,7 @@ def test_lower_precision_is_allowed_with_a_warning(folder: Path, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         engine = TransformersEngine.load(folder, dtype="bf16")
     assert "nearly ties" in caplog.text
-    sequence = engine.open()
+    sequence = engine.open(64)
     logits = engine.verify(sequence, ids([1, 2]))
     assert logits.dtype == np.float32
     difference = np.abs(logits - fresh_logits(MODELS["llama"], [1, 2])).max()

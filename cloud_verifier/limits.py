@@ -1,0 +1,55 @@
+"""What the verifier takes on: bounds that stand before any memory is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from acespec.wire import MAX_CHAIN
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one server. The defaults are safe for a server open to strangers. Raises ``ValueError``."""
+
+    max_sessions: int = 256
+    """Sessions with a stream or waiting to be resumed."""
+    max_context: int | None = None
+    """Positions a session may use, prompt included; None: as many as the target knows."""
+    max_chain: int = MAX_CHAIN
+    """Longest chain that is checked; what a round has beyond it is not looked at."""
+    open_timeout_s: float = 10.0
+    """How long a stream may take to introduce itself."""
+    idle_timeout_s: float = 600.0
+    """How long a stream may send nothing while nothing is owed to it; then it is ended, to be resumed."""
+    write_timeout_s: float = 30.0
+    """How long a message to the edge may wait for room in the stream; then it is ended, to be resumed."""
+    resume_ttl_s: float = 120.0
+    """How long a session without a stream is kept."""
+    busy_retry_ms: int = 250
+    """What ``Busy`` tells the edge to wait."""
+    token_budget: int = 512
+    """Most tokens of one forward, over all sequences."""
+    batch_wait_ms: float = 2.0
+    """How long an idle target waits for others to join a forward."""
+    prefill_deadline_ms: float = 500.0
+    """How urgent a prompt is, beside rounds, which are due at once."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_sessions", "max_chain", "busy_retry_ms", "token_budget"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_chain > MAX_CHAIN:
+            raise ValueError(f"max_chain must be at most {MAX_CHAIN}, not {self.max_chain}")
+        if self.token_budget <= self.max_chain:
+            raise ValueError(
+                f"token_budget must be above max_chain ({self.max_chain}): a round is one forward; "
+                f"not {self.token_budget}"
+            )
+        if self.max_context is not None and self.max_context < 2:
+            raise ValueError(f"max_context must be at least 2, not {self.max_context}")
+        for name in ("open_timeout_s", "idle_timeout_s", "write_timeout_s"):
+            if not getattr(self, name) > 0.0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        for name in ("resume_ttl_s", "batch_wait_ms", "prefill_deadline_ms"):
+            if not getattr(self, name) >= 0.0:
+                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")

@@ -1,0 +1,110 @@
+"""What the verifier reports while it works: metrics and traces listen, and nothing depends on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """One forward of the target. Times are the event loop's, in seconds."""
+
+    num_sequences: int
+    num_tokens: int
+    prefill_tokens: int
+    """Those of ``num_tokens`` that only fill a sequence."""
+    started: float
+    ended: float
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """One chain that was checked, or one token decoded (``drafted`` 0). Times are the event loop's."""
+
+    session: str
+    """Hexadecimal session id."""
+    tenant: str
+    drafted: int
+    """Chain tokens sent."""
+    accepted: int
+    """Of them, those that stand."""
+    arrived: float
+    started: float
+    ended: float
+
+
+class Observer:
+    """Takes reports and does nothing with them; subclasses override what they care for.
+
+    Called in the event loop's thread. Must be quick and must not raise.
+    """
+
+    def batch(self, report: BatchReport) -> None:
+        """A forward is over."""
+
+    def round(self, report: RoundReport) -> None:
+        """A chain was decided, or a token decoded."""
+
+    def opened(self, tenant: str) -> None:
+        """A session began."""
+
+    def resumed(self, tenant: str) -> None:
+        """A session went on over a new stream."""
+
+    def closed(self, tenant: str, reason: str) -> None:
+        """A session ended for good: ``closed`` (by the edge), ``expired`` or ``failed``."""
+
+    def refused(self, code: str) -> None:
+        """A stream was ended with the gRPC status ``code``."""
+
+    def busy(self, tenant: str) -> None:
+        """An edge was told to come again later."""
+
+    def evicted(self, tenant: str) -> None:
+        """An idle session's keys and values were given up."""
+
+    def usage(self, attached: int, parked: int, kv_tokens: int) -> None:
+        """How many sessions have a stream and how many wait for one, and the tokens with room in the pool."""
+
+
+class Observers(Observer):
+    """Passes every report on to several observers."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def batch(self, report: BatchReport) -> None:
+        for observer in self._observers:
+            observer.batch(report)
+
+    def round(self, report: RoundReport) -> None:
+        for observer in self._observers:
+            observer.round(report)
+
+    def opened(self, tenant: str) -> None:
+        for observer in self._observers:
+            observer.opened(tenant)
+
+    def resumed(self, tenant: str) -> None:
+        for observer in self._observers:
+            observer.resumed(tenant)
+
+    def closed(self, tenant: str, reason: str) -> None:
+        for observer in self._observers:
+            observer.closed(tenant, reason)
+
+    def refused(self, code: str) -> None:
+        for observer in self._observers:
+            observer.refused(code)
+
+    def busy(self, tenant: str) -> None:
+        for observer in self._observers:
+            observer.busy(tenant)
+
+    def evicted(self, tenant: str) -> None:
+        for observer in self._observers:
+            observer.evicted(tenant)
+
+    def usage(self, attached: int, parked: int, kv_tokens: int) -> None:
+        for observer in self._observers:
+            observer.usage(attached, parked, kv_tokens)
