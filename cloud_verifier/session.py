@@ -38,12 +38,13 @@ from acespec.wire import (
     Open,
     Opened,
     RejectVerdict,
+    Resume,
     Round,
     SessionError,
     SparseTarget,
     TargetDraws,
     TokenVerdict,
-    decode_open,
+    decode_first,
     token_bits,
 )
 from acespec.wire import verifier_pb2 as pb
@@ -87,7 +88,9 @@ async def serve_session(
         first = await link.receive()
         if first is None:
             return
-        request = decode_open(first)
+        request = decode_first(first)
+        if not isinstance(request, Open):
+            raise malformed("sessions cannot be resumed yet")
         check_open(request, engine.info)
         checker = Checker(request, engine, runner, latency_ms)
         try:
@@ -121,7 +124,7 @@ async def _serve(
                 return
             elif isinstance(message, MoreDraws):
                 await session.more_draws(message)
-            elif isinstance(message, Open):
+            elif isinstance(message, Open | Resume):
                 raise malformed("the session is open already: open another stream for another session")
             else:
                 await session.answer(message, received.arrived)

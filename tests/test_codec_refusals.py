@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -16,7 +17,7 @@ from acespec.wire import (
     Codec,
     ErrorCode,
     SessionError,
-    decode_open,
+    decode_first,
     encode_open,
 )
 from acespec.wire import verifier_pb2 as pb
@@ -71,8 +72,8 @@ def open_with(**changes: object) -> pb.EdgeMessage:
 @pytest.mark.parametrize(
     ("message", "pattern"),
     [
-        (pb.EdgeMessage(), "first message.*open, not empty"),
-        (pb.EdgeMessage(close=pb.Close()), "first message.*open, not close"),
+        (pb.EdgeMessage(), "first message.*open or resume, not empty"),
+        (pb.EdgeMessage(close=pb.Close()), "first message.*open or resume, not close"),
         (open_with(vocab_size=1), r"vocab_size must be 2\.\.1048576, not 1"),
         (open_with(vocab_size=2**20 + 1), "vocab_size must be"),
         (open_with(mode=0), "unknown acceptance mode 0"),
@@ -98,7 +99,7 @@ def open_with(**changes: object) -> pb.EdgeMessage:
 )
 def test_open_refuses(message: pb.EdgeMessage, pattern: str) -> None:
     with refusal(pattern):
-        decode_open(message)
+        decode_first(message)
 
 
 @pytest.mark.parametrize(
@@ -112,30 +113,38 @@ def test_open_refuses_end_tokens(end_token_ids: list[int], pattern: str) -> None
     message = encode_open(example_open())
     message.open.end_token_ids[:] = end_token_ids
     with refusal(pattern):
-        decode_open(message)
+        decode_first(message)
 
 
 def test_open_refuses_missing_sampling() -> None:
     message = encode_open(example_open())
     message.open.ClearField("sampling")
     with refusal("sampling is missing"):
-        decode_open(message)
+        decode_first(message)
 
 
 def test_open_names_both_protocol_versions() -> None:
     # Another version may well have other modes: the version is what the user must hear about.
     with refusal("version 9, this server 1: install", ErrorCode.FAILED_PRECONDITION):
-        decode_open(open_with(protocol_version=9, mode=77))
+        decode_first(open_with(protocol_version=9, mode=77))
+
+
+def opened_with(**fields: Any) -> pb.Opened:
+    """A valid one but for ``fields``."""
+    valid = {"session_id": b"s", "max_context": 1, "max_chain": 1, "idle_timeout_ms": 1}
+    return pb.Opened(**{**valid, **fields})
 
 
 @pytest.mark.parametrize(
     ("opened", "pattern"),
     [
-        (pb.Opened(session_id=b"s" * 65, max_context=1, max_chain=1), "session_id has 65 bytes"),
-        (pb.Opened(max_context=0, max_chain=1), "max_context must be"),
-        (pb.Opened(max_context=1, max_chain=0), r"max_chain must be 1\.\.63, not 0"),
-        (pb.Opened(max_context=1, max_chain=64), "max_chain must be"),
-        (pb.Opened(max_context=1, max_chain=1, model="m" * 257), "model has 257"),
+        (opened_with(session_id=b"s" * 65), r"session_id must be 1\.\.64, not 65"),
+        (opened_with(session_id=b""), r"session_id must be 1\.\.64, not 0"),
+        (opened_with(max_context=0), "max_context must be"),
+        (opened_with(max_chain=0), r"max_chain must be 1\.\.63, not 0"),
+        (opened_with(max_chain=64), "max_chain must be"),
+        (opened_with(model="m" * 257), "model has 257"),
+        (opened_with(idle_timeout_ms=0), "idle_timeout_ms must be"),
     ],
 )
 def test_opened_refuses(opened: pb.Opened, pattern: str) -> None:
@@ -356,8 +365,39 @@ def test_random_bytes_from_the_cloud(session: tuple[int, AcceptanceMode], kind: 
 )
 def test_any_open_decodes_or_is_refused(fields: pb.Open) -> None:
     try:
-        message = decode_open(pb.EdgeMessage(open=fields))
+        message = decode_first(pb.EdgeMessage(open=fields))
     except SessionError:
         return
     assert 1 <= message.prompt_length <= len(message.committed) < message.token_limit < 2**24
     assert max(*message.committed, *message.end_token_ids, 0) < message.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("message", "pattern"),
+    [
+        (pb.EdgeMessage(resume=pb.Resume(epoch=1, committed=1)), r"session_id must be 1\.\.64, not 0"),
+        (pb.EdgeMessage(resume=pb.Resume(session_id=bytes(65), epoch=1, committed=1)), "not 65"),
+        (pb.EdgeMessage(resume=pb.Resume(session_id=b"s", committed=1)), "epoch must be 1"),
+        (pb.EdgeMessage(resume=pb.Resume(session_id=b"s", epoch=1)), "committed must be 1"),
+        (pb.EdgeMessage(resume=pb.Resume(session_id=b"s", epoch=1, committed=2**24)), "committed must be 1"),
+        (pb.EdgeMessage(round=b"\0\0\0"), "must be open or resume, not round"),
+        (pb.EdgeMessage(padding=b"\0\0\0"), "must be open or resume, not empty"),
+    ],
+)
+def test_resume_and_other_first_messages_are_refused(message: pb.EdgeMessage, pattern: str) -> None:
+    with refusal(pattern):
+        decode_first(message)
+
+
+@pytest.mark.parametrize(
+    ("message", "pattern"),
+    [
+        (pb.CloudMessage(busy=pb.Busy()), r"retry_ms must be 1\.\.600000, not 0"),
+        (pb.CloudMessage(busy=pb.Busy(retry_ms=600_001)), "not 600001"),
+        (pb.CloudMessage(reset=pb.Reset(epoch=1)), "unknown reason 0"),
+        (pb.CloudMessage(reset=pb.Reset(reason=3)), "unknown reason 3"),
+    ],
+)
+def test_busy_and_reset_are_checked(message: pb.CloudMessage, pattern: str) -> None:
+    with refusal(pattern):
+        Codec(300, COUPLED).decode_cloud(message)

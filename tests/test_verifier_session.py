@@ -169,7 +169,9 @@ async def test_named_target_and_fingerprint_are_accepted() -> None:
 async def test_open_comes_first_and_once() -> None:
     target = engine()
     async with session(target, open_request(target, [1]), begin=False) as client:
-        error = await refused(client, "the first message of a session must be open", client.next_decode(1))
+        error = await refused(
+            client, "the first message of a stream must be open or resume", client.next_decode(1)
+        )
         assert error.code is ErrorCode.INVALID_ARGUMENT
     async with session(target, open_request(target, [1])) as client:
         await refused(client, "open already", client.request)

@@ -11,6 +11,7 @@ from acespec.speculation import SamplingParams
 from acespec.wire import (
     MAX_CHAIN,
     AcceptanceMode,
+    Busy,
     Close,
     CloudMessage,
     Commit,
@@ -22,6 +23,9 @@ from acespec.wire import (
     Open,
     Opened,
     RejectVerdict,
+    Reset,
+    ResetReason,
+    Resume,
     Round,
     ServerTimes,
     SparseTarget,
@@ -77,6 +81,7 @@ checks = st.integers(0, 0xFFFF)
 names = st.text("aZ09-/_ é語😀", max_size=256)
 durations = st.sampled_from(DURATIONS_MS)
 server_times = st.builds(ServerTimes, durations, durations)
+epochs = st.integers(0, 2**32 - 1)
 positions = st.integers(0, 2**24 - 1)
 
 
@@ -127,11 +132,21 @@ def opens(draw: st.DrawFn, vocab_size: int, mode: AcceptanceMode) -> Open:
         committed=committed,
         prompt_length=draw(st.integers(1, len(committed))),
         token_limit=draw(st.integers(len(committed) + 1, 2**24 - 1)),
+        epoch=draw(epochs),
     )
 
 
+resumes = st.builds(
+    Resume,
+    session_id=st.binary(min_size=1, max_size=64),
+    epoch=st.integers(1, 2**32 - 1),
+    committed=st.integers(1, 2**24 - 1),
+)
+
+
 def edge_messages(vocab_size: int, mode: AcceptanceMode) -> st.SearchStrategy[EdgeMessage]:
-    both = rounds(vocab_size, mode) | decodes(vocab_size, mode) | opens(vocab_size, mode) | st.just(Close())
+    requests = rounds(vocab_size, mode) | decodes(vocab_size, mode)
+    both = requests | opens(vocab_size, mode) | resumes | st.just(Close())
     if mode is COUPLED:
         return both
     return both | st.builds(MoreDraws, positions, st.integers(1, 2**24 - 1))
@@ -163,13 +178,18 @@ def target_draws(draw: st.DrawFn, vocab_size: int, first_index: int) -> TargetDr
 
 openeds = st.builds(
     Opened,
-    session_id=st.binary(max_size=64),
-    epoch=st.integers(0, 2**32 - 1),
+    session_id=st.binary(min_size=1, max_size=64),
+    epoch=epochs,
     model=names,
     fingerprint=names,
     max_context=st.integers(1, 2**32 - 1),
     max_chain=st.integers(1, MAX_CHAIN),
+    idle_timeout_ms=st.integers(1, 2**32 - 1),
+    resume_ttl_ms=st.integers(0, 2**32 - 1),
+    pad_sizes=st.booleans(),
 )
+busies = st.builds(Busy, st.integers(1, 600_000))
+resets = st.builds(Reset, epochs, st.sampled_from(ResetReason))
 
 
 @st.composite
@@ -183,7 +203,7 @@ def cloud_messages(vocab_size: int, mode: AcceptanceMode) -> st.SearchStrategy[C
         TokenVerdict, seqs, st.integers(0, MAX_CHAIN), st.integers(0, vocab_size - 1), server_times
     )
     ends = st.builds(EndVerdict, seqs, st.integers(1, MAX_CHAIN), server_times)
-    both = verdicts | ends | commits(vocab_size) | openeds
+    both = verdicts | ends | commits(vocab_size) | openeds | busies | resets
     if mode is COUPLED:
         return both
     first_targets = sparse_targets(vocab_size) | target_draws(vocab_size, 0)

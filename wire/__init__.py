@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from acespec.wire.codec import Codec, decode_open, encode_open
+from acespec.wire.codec import Codec, decode_first, encode_busy, encode_open, encode_reset
 from acespec.wire.errors import ErrorCode, SessionError
 from acespec.wire.layout import POSITION_LIMIT, downlink_bits_draws, downlink_bits_sparse, token_bits
 from acespec.wire.memory import memory_link
@@ -16,6 +16,7 @@ from acespec.wire.messages import (
     PROTOCOL_VERSION,
     SEQ_MODULUS,
     AcceptanceMode,
+    Busy,
     Close,
     CloudMessage,
     Commit,
@@ -27,6 +28,9 @@ from acespec.wire.messages import (
     Open,
     Opened,
     RejectVerdict,
+    Reset,
+    ResetReason,
+    Resume,
     Round,
     ServerTimes,
     SparseTarget,
@@ -34,6 +38,7 @@ from acespec.wire.messages import (
     TokenVerdict,
     Verdict,
 )
+from acespec.wire.padding import pad
 from acespec.wire.prefix_check import PrefixCheck
 from acespec.wire.transport import CloudTransport, EdgeTransport, LinkBytes
 
@@ -43,6 +48,7 @@ __all__ = [
     "PROTOCOL_VERSION",
     "SEQ_MODULUS",
     "AcceptanceMode",
+    "Busy",
     "Close",
     "CloudMessage",
     "CloudTransport",
@@ -60,6 +66,9 @@ __all__ = [
     "Opened",
     "PrefixCheck",
     "RejectVerdict",
+    "Reset",
+    "ResetReason",
+    "Resume",
     "Round",
     "ServerTimes",
     "SessionError",
@@ -67,10 +76,13 @@ __all__ = [
     "TargetDraws",
     "TokenVerdict",
     "Verdict",
-    "decode_open",
+    "decode_first",
     "downlink_bits_draws",
     "downlink_bits_sparse",
+    "encode_busy",
     "encode_open",
+    "encode_reset",
     "memory_link",
+    "pad",
     "token_bits",
 ]

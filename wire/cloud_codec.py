@@ -8,7 +8,14 @@ from typing import NamedTuple
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.bits import BitReader, BitWriter
 from acespec.wire.errors import malformed
-from acespec.wire.handshake import decode_opened, encode_opened
+from acespec.wire.handshake import (
+    decode_busy,
+    decode_opened,
+    decode_reset,
+    encode_busy,
+    encode_opened,
+    encode_reset,
+)
 from acespec.wire.layout import (
     POSITION_BITS,
     POSITION_LIMIT,
@@ -25,12 +32,14 @@ from acespec.wire.layout import (
 from acespec.wire.messages import (
     MAX_CHAIN,
     AcceptanceMode,
+    Busy,
     CloudMessage,
     Commit,
     EndVerdict,
     MoreTarget,
     Opened,
     RejectVerdict,
+    Reset,
     ServerTimes,
     SparseTarget,
     TargetDraws,
@@ -62,6 +71,8 @@ class CloudCodec:
         self._residual = mode is AcceptanceMode.RESIDUAL
         self._decoders: dict[str, Callable[[pb.CloudMessage], CloudMessage]] = {
             "opened": decode_opened,
+            "busy": decode_busy,
+            "reset": decode_reset,
             "verdict_token": self._decode_verdict_token,
             "verdict_end": self._decode_verdict_end,
             "verdict_sparse": self._decode_verdict_sparse,
@@ -82,6 +93,10 @@ class CloudCodec:
             return pb.CloudMessage(verdict_end=_verdict_writer(message).to_bytes())
         if isinstance(message, Opened):
             return encode_opened(message)
+        if isinstance(message, Busy):
+            return encode_busy(message)
+        if isinstance(message, Reset):
+            return encode_reset(message)
         assert self._residual
         if isinstance(message, RejectVerdict):
             assert message.accepted < MAX_CHAIN

@@ -10,14 +10,14 @@ from __future__ import annotations
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.cloud_codec import CloudCodec
 from acespec.wire.edge_codec import EdgeCodec
-from acespec.wire.handshake import decode_open, encode_open
+from acespec.wire.handshake import decode_first, encode_busy, encode_open, encode_reset
 from acespec.wire.messages import AcceptanceMode, CloudMessage, EdgeMessage
 
-__all__ = ["Codec", "decode_open", "encode_open"]
+__all__ = ["Codec", "decode_first", "encode_busy", "encode_open", "encode_reset"]
 
 
 class Codec:
-    """Both directions of one session. The server reads ``Open`` with ``decode_open`` and then makes one."""
+    """Both directions of one session. The server reads ``Open`` with ``decode_first`` and then makes one."""
 
     def __init__(self, vocab_size: int, mode: AcceptanceMode) -> None:
         self._edge = EdgeCodec(vocab_size, mode)

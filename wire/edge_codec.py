@@ -7,7 +7,7 @@ from collections.abc import Callable
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.bits import BitReader, BitWriter
 from acespec.wire.errors import malformed
-from acespec.wire.handshake import decode_open, encode_open
+from acespec.wire.handshake import decode_open, decode_resume, encode_open, encode_resume
 from acespec.wire.layout import (
     POSITION_LIMIT,
     SEQ_BITS,
@@ -27,6 +27,7 @@ from acespec.wire.messages import (
     EdgeMessage,
     MoreDraws,
     Open,
+    Resume,
     Round,
 )
 
@@ -45,6 +46,7 @@ class EdgeCodec:
         self._residual = mode is AcceptanceMode.RESIDUAL
         self._decoders: dict[str, Callable[[pb.EdgeMessage], EdgeMessage]] = {
             "open": decode_open,
+            "resume": decode_resume,
             "round": self._decode_round,
             "round_resampled": self._decode_round_resampled,
             "decode": self._decode_decode,
@@ -58,6 +60,8 @@ class EdgeCodec:
             return self._encode_round(message)
         if isinstance(message, Open):
             return encode_open(message)
+        if isinstance(message, Resume):
+            return encode_resume(message)
         if isinstance(message, Decode):
             assert self._residual or message.resampled is None
             return pb.EdgeMessage(

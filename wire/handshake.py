@@ -1,4 +1,4 @@
-"""``Open`` and ``Opened``: how a session begins. Ordinary protobuf fields, checked one by one."""
+"""How a session begins, goes on and is turned away. Ordinary protobuf fields, checked one by one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from acespec.wire import verifier_pb2 as pb
 from acespec.wire.bits import BitReader, BitWriter
 from acespec.wire.errors import ErrorCode, SessionError, malformed
 from acespec.wire.layout import POSITION_LIMIT, check_range, check_tokens, read_count, token_bits
-from acespec.wire.messages import MAX_CHAIN, PROTOCOL_VERSION, AcceptanceMode, Open, Opened
+from acespec.wire.messages import (
+    MAX_CHAIN,
+    PROTOCOL_VERSION,
+    AcceptanceMode,
+    Busy,
+    Open,
+    Opened,
+    Reset,
+    ResetReason,
+    Resume,
+)
 
 MAX_VOCAB_SIZE = 2**20
 MAX_NAME = 256
@@ -17,12 +27,18 @@ MAX_NAME = 256
 MAX_END_TOKENS = 64
 MAX_SESSION_ID = 64
 """Bytes."""
+MAX_RETRY_MS = 600_000
 
 _MODES = {
     AcceptanceMode.COUPLED: pb.ACCEPTANCE_MODE_COUPLED,
     AcceptanceMode.RESIDUAL: pb.ACCEPTANCE_MODE_RESIDUAL,
 }
 _MODES_BY_NUMBER = {int(number): mode for mode, number in _MODES.items()}
+_RESET_REASONS = {
+    ResetReason.UNKNOWN_SESSION: pb.RESET_REASON_UNKNOWN_SESSION,
+    ResetReason.SHUTTING_DOWN: pb.RESET_REASON_SHUTTING_DOWN,
+}
+_RESET_REASONS_BY_NUMBER = {int(number): reason for reason, number in _RESET_REASONS.items()}
 
 
 def encode_open(message: Open) -> pb.EdgeMessage:
@@ -43,19 +59,27 @@ def encode_open(message: Open) -> pb.EdgeMessage:
             committed=committed.to_bytes(),
             prompt_length=message.prompt_length,
             token_limit=message.token_limit,
+            epoch=message.epoch,
         )
     )
 
 
+def decode_first(message: pb.EdgeMessage) -> Open | Resume:
+    """Check and read the first message of a stream. Raises ``SessionError``, as ``decode_open`` does."""
+    kind = message.WhichOneof("kind")
+    if kind == "open":
+        return decode_open(message)
+    if kind == "resume":
+        return decode_resume(message)
+    raise malformed(f"the first message of a stream must be open or resume, not {kind or 'empty'}")
+
+
 def decode_open(message: pb.EdgeMessage) -> Open:
-    """Check and read the first message of a session.
+    """Check and read what begins a session.
 
     Raises ``SessionError``: FAILED_PRECONDITION if the protocol versions differ, INVALID_ARGUMENT for
     whatever else is wrong with it.
     """
-    kind = message.WhichOneof("kind")
-    if kind != "open":
-        raise malformed(f"the first message of a session must be open, not {kind or 'empty'}")
     fields = message.open
     if fields.protocol_version != PROTOCOL_VERSION:
         raise SessionError(
@@ -81,22 +105,37 @@ def decode_open(message: pb.EdgeMessage) -> Open:
         committed=_committed(fields),
         prompt_length=fields.prompt_length,
         token_limit=fields.token_limit,
+        epoch=fields.epoch,
         protocol_version=fields.protocol_version,
     )
 
 
+def encode_resume(message: Resume) -> pb.EdgeMessage:
+    """The first message of a stream that goes on with a session."""
+    return pb.EdgeMessage(resume=pb.Resume(**asdict(message)))
+
+
+def decode_resume(message: pb.EdgeMessage) -> Resume:
+    """Check and read what goes on with a session. Raises ``SessionError``."""
+    fields = message.resume
+    check_range("resume: bytes of session_id", len(fields.session_id), 1, MAX_SESSION_ID)
+    check_range("resume: epoch", fields.epoch, 1, 2**32 - 1)
+    check_range("resume: committed", fields.committed, 1, POSITION_LIMIT - 1)
+    return Resume(fields.session_id, fields.epoch, fields.committed)
+
+
 def encode_opened(message: Opened) -> pb.CloudMessage:
-    """The server's answer to ``Open``."""
+    """The server's answer to ``Open`` and ``Resume``."""
     return pb.CloudMessage(opened=pb.Opened(**asdict(message)))
 
 
 def decode_opened(message: pb.CloudMessage) -> Opened:
-    """Check and read the server's answer to ``Open``."""
+    """Check and read the server's answer to ``Open`` and ``Resume``."""
     fields = message.opened
-    if len(fields.session_id) > MAX_SESSION_ID:
-        raise malformed(f"opened: session_id has {len(fields.session_id)} bytes, at most {MAX_SESSION_ID}")
+    check_range("opened: bytes of session_id", len(fields.session_id), 1, MAX_SESSION_ID)
     check_range("opened: max_context", fields.max_context, 1, 2**32 - 1)
     check_range("opened: max_chain", fields.max_chain, 1, MAX_CHAIN)
+    check_range("opened: idle_timeout_ms", fields.idle_timeout_ms, 1, 2**32 - 1)
     return Opened(
         session_id=fields.session_id,
         epoch=fields.epoch,
@@ -104,7 +143,34 @@ def decode_opened(message: pb.CloudMessage) -> Opened:
         fingerprint=_name("opened: fingerprint", fields.fingerprint),
         max_context=fields.max_context,
         max_chain=fields.max_chain,
+        idle_timeout_ms=fields.idle_timeout_ms,
+        resume_ttl_ms=fields.resume_ttl_ms,
+        pad_sizes=fields.pad_sizes,
     )
+
+
+def encode_busy(message: Busy) -> pb.CloudMessage:
+    """ "Come again later"."""
+    return pb.CloudMessage(busy=pb.Busy(retry_ms=message.retry_ms))
+
+
+def decode_busy(message: pb.CloudMessage) -> Busy:
+    """Check and read how long to wait."""
+    check_range("busy: retry_ms", message.busy.retry_ms, 1, MAX_RETRY_MS)
+    return Busy(message.busy.retry_ms)
+
+
+def encode_reset(message: Reset) -> pb.CloudMessage:
+    """ "The session is gone"."""
+    return pb.CloudMessage(reset=pb.Reset(epoch=message.epoch, reason=_RESET_REASONS[message.reason]))
+
+
+def decode_reset(message: pb.CloudMessage) -> Reset:
+    """Check and read why the session is gone."""
+    fields = message.reset
+    if fields.reason not in _RESET_REASONS_BY_NUMBER:
+        raise malformed(f"reset: unknown reason {fields.reason}")
+    return Reset(fields.epoch, _RESET_REASONS_BY_NUMBER[fields.reason])
 
 
 def _committed(fields: pb.Open) -> tuple[int, ...]:

@@ -48,7 +48,20 @@ class Open:
     prompt_length: int
     token_limit: int
     """Absolute position at which generation ends: at most this many tokens, prompt included."""
+    epoch: int = 0
+    """0 for a new generation; one more with each ``Open`` or ``Resume`` of the same one."""
     protocol_version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a session over a new stream. Sent once, first, instead of ``Open``."""
+
+    session_id: bytes
+    epoch: int
+    """Higher than in any message before: a stale connection cannot take the session back."""
+    committed: int
+    """How many committed tokens the edge has."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +101,7 @@ class Close:
     """End the session and free what the server holds for it."""
 
 
-EdgeMessage = Open | Round | Decode | MoreDraws | Close
+EdgeMessage = Open | Resume | Round | Decode | MoreDraws | Close
 
 
 # --- cloud to edge ------------------------------------------------------------------------------------------
@@ -100,10 +113,40 @@ class Opened:
 
     session_id: bytes
     epoch: int
+    """Of the ``Open`` or ``Resume`` this answers."""
     model: str
     fingerprint: str
     max_context: int
+    """Positions a session may use."""
     max_chain: int
+    idle_timeout_ms: int = 600_000
+    resume_ttl_ms: int = 0
+    pad_sizes: bool = False
+    """Whether the server pads its messages and wishes the edge to."""
+
+
+class ResetReason(str, Enum):
+    """Why a session is gone."""
+
+    UNKNOWN_SESSION = "unknown_session"
+    """Open it anew over the same stream."""
+    SHUTTING_DOWN = "shutting_down"
+    """The stream ends; connect again."""
+
+
+@dataclass(frozen=True)
+class Busy:
+    """The message just received could not be taken and changed nothing: send it again in ``retry_ms``."""
+
+    retry_ms: int
+
+
+@dataclass(frozen=True)
+class Reset:
+    """The session is over on the server's side; the committed tokens are the edge's to keep."""
+
+    epoch: int
+    reason: ResetReason
 
 
 @dataclass(frozen=True)
@@ -186,4 +229,4 @@ class Commit:
 
 
 Verdict = TokenVerdict | EndVerdict | RejectVerdict
-CloudMessage = Opened | TokenVerdict | EndVerdict | RejectVerdict | MoreTarget | Commit
+CloudMessage = Opened | Busy | Reset | TokenVerdict | EndVerdict | RejectVerdict | MoreTarget | Commit

@@ -22,7 +22,16 @@ max(8, ceil(log2(vocab_size))) bits with the `vocab_size` of Open. Anything that
 Positions are absolute: the index of a token among the committed ones, prompt included, below 2^24.
 
 A session that breaks a rule, or whose model differs, ends with a gRPC status of the fitting code
-(INVALID_ARGUMENT, FAILED_PRECONDITION, RESOURCE_EXHAUSTED, UNAVAILABLE, INTERNAL) and a one-line detail.
+(INVALID_ARGUMENT, FAILED_PRECONDITION, RESOURCE_EXHAUSTED, UNAUTHENTICATED, PERMISSION_DENIED, ABORTED,
+UNAVAILABLE, INTERNAL) and a one-line detail.
+
+A session outlives its stream for a while. An edge that lost its stream opens another and sends Resume first,
+then the request it has no answer to, byte for byte; the server answers it from memory or goes on with it. A
+session that is gone is answered with Reset, and the edge begins anew with Open and its committed tokens: they
+are the truth, the server's state is not.
+
+Sizes can be padded on both sides against guesses from them: `padding` brings a message to 64 bytes or a
+higher power of two.
 """
 
 from collections import abc as _abc
@@ -65,6 +74,30 @@ ACCEPTANCE_MODE_RESIDUAL: AcceptanceMode.ValueType  # 2
 """Rejection sampling with a residual distribution (speculative sampling)."""
 Global___AcceptanceMode: _TypeAlias = AcceptanceMode  # noqa: Y015
 
+class _ResetReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ResetReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResetReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RESET_REASON_UNSPECIFIED: _ResetReason.ValueType  # 0
+    """Not set; refused."""
+    RESET_REASON_UNKNOWN_SESSION: _ResetReason.ValueType  # 1
+    """The server knows no such session (any more): send Open with the committed tokens over this stream."""
+    RESET_REASON_SHUTTING_DOWN: _ResetReason.ValueType  # 2
+    """The server is shutting down and ends the stream: connect again, to this address or another."""
+
+class ResetReason(_ResetReason, metaclass=_ResetReasonEnumTypeWrapper):
+    """Why a session is gone."""
+
+RESET_REASON_UNSPECIFIED: ResetReason.ValueType  # 0
+"""Not set; refused."""
+RESET_REASON_UNKNOWN_SESSION: ResetReason.ValueType  # 1
+"""The server knows no such session (any more): send Open with the committed tokens over this stream."""
+RESET_REASON_SHUTTING_DOWN: ResetReason.ValueType  # 2
+"""The server is shutting down and ends the stream: connect again, to this address or another."""
+Global___ResetReason: _TypeAlias = ResetReason  # noqa: Y015
+
 @_typing.final
 class EdgeMessage(_message.Message):
     """Edge to cloud."""
@@ -77,6 +110,8 @@ class EdgeMessage(_message.Message):
     DECODE_FIELD_NUMBER: _builtins.int
     MORE_DRAWS_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
     round: _builtins.bytes
     """A chain to check, at most 63 tokens, none allowed.
       coupled mode:   seq:6 zero:2 check:16 tokens(token:T)...
@@ -87,6 +122,8 @@ class EdgeMessage(_message.Message):
     """Residual mode: a round whose last committed token was drawn by the edge, so that the cloud cannot know it.
       seq:6 zero:2 check:16 resampled:T items(token:T weight_minus_1:16)...
     """
+    padding: _builtins.bytes
+    """Bytes without a meaning, which hide the size of the rest."""
     @_builtins.property
     def open(self) -> Global___Open:
         """Begins the session; sent once, first."""
@@ -103,6 +140,10 @@ class EdgeMessage(_message.Message):
     def close(self) -> Global___Close:
         """Ends the session."""
 
+    @_builtins.property
+    def resume(self) -> Global___Resume:
+        """Goes on with a session over a new stream; sent once, first, instead of Open."""
+
     def __init__(
         self,
         *,
@@ -112,12 +153,14 @@ class EdgeMessage(_message.Message):
         decode: Global___Decode | None = ...,
         more_draws: Global___MoreDraws | None = ...,
         close: Global___Close | None = ...,
+        resume: Global___Resume | None = ...,
+        padding: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "decode", b"decode", "kind", b"kind", "more_draws", b"more_draws", "open", b"open", "round", b"round", "round_resampled", b"round_resampled"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "decode", b"decode", "kind", b"kind", "more_draws", b"more_draws", "open", b"open", "resume", b"resume", "round", b"round", "round_resampled", b"round_resampled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "decode", b"decode", "kind", b"kind", "more_draws", b"more_draws", "open", b"open", "round", b"round", "round_resampled", b"round_resampled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "decode", b"decode", "kind", b"kind", "more_draws", b"more_draws", "open", b"open", "padding", b"padding", "resume", b"resume", "round", b"round", "round_resampled", b"round_resampled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["round", "round_resampled", "open", "decode", "more_draws", "close"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["round", "round_resampled", "open", "decode", "more_draws", "close", "resume"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -137,6 +180,9 @@ class CloudMessage(_message.Message):
     MORE_DRAWS_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
     OPENED_FIELD_NUMBER: _builtins.int
+    BUSY_FIELD_NUMBER: _builtins.int
+    RESET_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
     verdict_token: _builtins.bytes
     """The chain is decided: `accepted` tokens stand and `next` follows them.
       seq:6 accepted:6 queue:8 compute:8 next:T
@@ -167,9 +213,21 @@ class CloudMessage(_message.Message):
     """One token or more that the cloud committed by itself, the first of them at `position`.
       position:24 compute:8 tokens(token:T)...
     """
+    padding: _builtins.bytes
+    """Bytes without a meaning, which hide the size of the rest."""
     @_builtins.property
     def opened(self) -> Global___Opened:
-        """Answers Open."""
+        """Answers Open and Resume."""
+
+    @_builtins.property
+    def busy(self) -> Global___Busy:
+        """The message just received cannot be taken now and has changed nothing: send it again later. What follows
+        an Open that was answered so is dropped until the next Open.
+        """
+
+    @_builtins.property
+    def reset(self) -> Global___Reset:
+        """The session is over on the server's side, and nothing committed is lost."""
 
     def __init__(
         self,
@@ -182,12 +240,15 @@ class CloudMessage(_message.Message):
         more_draws: _builtins.bytes = ...,
         commit: _builtins.bytes = ...,
         opened: Global___Opened | None = ...,
+        busy: Global___Busy | None = ...,
+        reset: Global___Reset | None = ...,
+        padding: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "kind", b"kind", "more_draws", b"more_draws", "more_sparse", b"more_sparse", "opened", b"opened", "verdict_draws", b"verdict_draws", "verdict_end", b"verdict_end", "verdict_sparse", b"verdict_sparse", "verdict_token", b"verdict_token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "commit", b"commit", "kind", b"kind", "more_draws", b"more_draws", "more_sparse", b"more_sparse", "opened", b"opened", "reset", b"reset", "verdict_draws", b"verdict_draws", "verdict_end", b"verdict_end", "verdict_sparse", b"verdict_sparse", "verdict_token", b"verdict_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "kind", b"kind", "more_draws", b"more_draws", "more_sparse", b"more_sparse", "opened", b"opened", "verdict_draws", b"verdict_draws", "verdict_end", b"verdict_end", "verdict_sparse", b"verdict_sparse", "verdict_token", b"verdict_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "commit", b"commit", "kind", b"kind", "more_draws", b"more_draws", "more_sparse", b"more_sparse", "opened", b"opened", "padding", b"padding", "reset", b"reset", "verdict_draws", b"verdict_draws", "verdict_end", b"verdict_end", "verdict_sparse", b"verdict_sparse", "verdict_token", b"verdict_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["verdict_token", "verdict_end", "verdict_sparse", "verdict_draws", "more_sparse", "more_draws", "commit", "opened"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["verdict_token", "verdict_end", "verdict_sparse", "verdict_draws", "more_sparse", "more_draws", "commit", "opened", "busy", "reset"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -259,6 +320,7 @@ class Open(_message.Message):
     COMMITTED_FIELD_NUMBER: _builtins.int
     PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
     TOKEN_LIMIT_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol: 1."""
     model: _builtins.str
@@ -281,6 +343,8 @@ class Open(_message.Message):
     """How many of them are the prompt, at least one."""
     token_limit: _builtins.int
     """Position at which generation ends, beyond the committed tokens and below 2^24."""
+    epoch: _builtins.int
+    """0 for a new generation; one more with each Open or Resume of the same one."""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end the text, at most 64."""
@@ -304,14 +368,45 @@ class Open(_message.Message):
         committed: _builtins.bytes = ...,
         prompt_length: _builtins.int = ...,
         token_limit: _builtins.int = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "end_token_ids", b"end_token_ids", "fingerprint", b"fingerprint", "mode", b"mode", "model", b"model", "prompt_length", b"prompt_length", "protocol_version", b"protocol_version", "sampling", b"sampling", "seed", b"seed", "token_limit", b"token_limit", "vocab_size", b"vocab_size", "vocabulary_hash", b"vocabulary_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "mode", b"mode", "model", b"model", "prompt_length", b"prompt_length", "protocol_version", b"protocol_version", "sampling", b"sampling", "seed", b"seed", "token_limit", b"token_limit", "vocab_size", b"vocab_size", "vocabulary_hash", b"vocabulary_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Open: _TypeAlias = Open  # noqa: Y015
+
+@_typing.final
+class Resume(_message.Message):
+    """Goes on with a session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.bytes
+    """As in Opened, 1..64 bytes."""
+    epoch: _builtins.int
+    """Higher than in any Open or Resume of this session before: a stale connection cannot take it back."""
+    committed: _builtins.int
+    """How many committed tokens the edge has, at least 1; where it waits for commits it is sent those after them."""
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.bytes = ...,
+        epoch: _builtins.int = ...,
+        committed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "epoch", b"epoch", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Resume: _TypeAlias = Resume  # noqa: Y015
 
 @_typing.final
 class Decode(_message.Message):
@@ -396,7 +491,7 @@ Global___Close: _TypeAlias = Close  # noqa: Y015
 
 @_typing.final
 class Opened(_message.Message):
-    """Answers Open: the session stands."""
+    """Answers Open and Resume: the session stands."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -406,18 +501,27 @@ class Opened(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_FIELD_NUMBER: _builtins.int
     MAX_CHAIN_FIELD_NUMBER: _builtins.int
+    IDLE_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    RESUME_TTL_MS_FIELD_NUMBER: _builtins.int
+    PAD_SIZES_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
-    """Names the session, at most 64 bytes."""
+    """Names the session, 1..64 bytes; whoever knows it and has the same credentials can resume the session."""
     epoch: _builtins.int
-    """How often this session was begun anew."""
+    """The epoch of the Open or Resume this answers."""
     model: _builtins.str
     """Name of the served target, at most 256 characters."""
     fingerprint: _builtins.str
     """Fingerprint of the served target, at most 256 characters."""
     max_context: _builtins.int
-    """Positions the target knows, at least 1."""
+    """Positions a session may use, at least 1."""
     max_chain: _builtins.int
-    """Longest chain the server accepts, 1..63."""
+    """Longest chain the server checks, 1..63; of a longer one it checks this much."""
+    idle_timeout_ms: _builtins.int
+    """Milliseconds a stream may be silent before it is ended, to be resumed; at least 1."""
+    resume_ttl_ms: _builtins.int
+    """Milliseconds a session without a stream is kept."""
+    pad_sizes: _builtins.bool
+    """Whether the server pads its messages and wishes the edge to."""
     def __init__(
         self,
         *,
@@ -427,11 +531,62 @@ class Opened(_message.Message):
         fingerprint: _builtins.str = ...,
         max_context: _builtins.int = ...,
         max_chain: _builtins.int = ...,
+        idle_timeout_ms: _builtins.int = ...,
+        resume_ttl_ms: _builtins.int = ...,
+        pad_sizes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fingerprint", b"fingerprint", "max_chain", b"max_chain", "max_context", b"max_context", "model", b"model", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fingerprint", b"fingerprint", "idle_timeout_ms", b"idle_timeout_ms", "max_chain", b"max_chain", "max_context", b"max_context", "model", b"model", "pad_sizes", b"pad_sizes", "resume_ttl_ms", b"resume_ttl_ms", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Opened: _TypeAlias = Opened  # noqa: Y015
+
+@_typing.final
+class Busy(_message.Message):
+    """The server has no room or the tenant's rate is used up; the session goes on afterwards."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RETRY_MS_FIELD_NUMBER: _builtins.int
+    retry_ms: _builtins.int
+    """Milliseconds to wait, 1..600000."""
+    def __init__(
+        self,
+        *,
+        retry_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["retry_ms", b"retry_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Busy: _TypeAlias = Busy  # noqa: Y015
+
+@_typing.final
+class Reset(_message.Message):
+    """The session is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The epoch of the message this answers, or of the session."""
+    reason: Global___ResetReason.ValueType
+    """Required."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        reason: Global___ResetReason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reset: _TypeAlias = Reset  # noqa: Y015

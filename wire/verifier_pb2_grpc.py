@@ -47,8 +47,8 @@ class VerifierServicer:
     """
 
     def Session(self, request_iterator, context):
-        """One session. The edge sends Open first and may send its first round without waiting for Opened; at most one
-        Round or Decode is outstanding at a time.
+        """One session. The edge sends Open or Resume first and may send a request without waiting for Opened; at most
+        one Round or Decode is outstanding at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -22,7 +22,16 @@ max(8, ceil(log2(vocab_size))) bits with the `vocab_size` of Open. Anything that
 Positions are absolute: the index of a token among the committed ones, prompt included, below 2^24.
 
 A session that breaks a rule, or whose model differs, ends with a gRPC status of the fitting code
-(INVALID_ARGUMENT, FAILED_PRECONDITION, RESOURCE_EXHAUSTED, UNAVAILABLE, INTERNAL) and a one-line detail.
+(INVALID_ARGUMENT, FAILED_PRECONDITION, RESOURCE_EXHAUSTED, UNAUTHENTICATED, PERMISSION_DENIED, ABORTED,
+UNAVAILABLE, INTERNAL) and a one-line detail.
+
+A session outlives its stream for a while. An edge that lost its stream opens another and sends Resume first,
+then the request it has no answer to, byte for byte; the server answers it from memory or goes on with it. A
+session that is gone is answered with Reset, and the edge begins anew with Open and its committed tokens: they
+are the truth, the server's state is not.
+
+Sizes can be padded on both sides against guesses from them: `padding` brings a message to 64 bytes or a
+higher power of two.
 """
 
 from acespec.wire import verifier_pb2 as _verifier_pb2
@@ -56,8 +65,8 @@ class VerifierStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> VerifierAsyncStub: ...
     Session: _grpc.StreamStreamMultiCallable[_verifier_pb2.EdgeMessage, _verifier_pb2.CloudMessage]
-    """One session. The edge sends Open first and may send its first round without waiting for Opened; at most one
-    Round or Decode is outstanding at a time.
+    """One session. The edge sends Open or Resume first and may send a request without waiting for Opened; at most
+    one Round or Decode is outstanding at a time.
     """
 
 @_typing.type_check_only
@@ -66,8 +75,8 @@ class VerifierAsyncStub(VerifierStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Session: _aio.StreamStreamMultiCallable[_verifier_pb2.EdgeMessage, _verifier_pb2.CloudMessage]  # type: ignore[assignment]
-    """One session. The edge sends Open first and may send its first round without waiting for Opened; at most one
-    Round or Decode is outstanding at a time.
+    """One session. The edge sends Open or Resume first and may send a request without waiting for Opened; at most
+    one Round or Decode is outstanding at a time.
     """
 
 class VerifierServicer(metaclass=_abc_1.ABCMeta):
@@ -79,8 +88,8 @@ class VerifierServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_verifier_pb2.EdgeMessage],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_verifier_pb2.CloudMessage], _abc.AsyncIterator[_verifier_pb2.CloudMessage]]:
-        """One session. The edge sends Open first and may send its first round without waiting for Opened; at most one
-        Round or Decode is outstanding at a time.
+        """One session. The edge sends Open or Resume first and may send a request without waiting for Opened; at most
+        one Round or Decode is outstanding at a time.
         """
 
 def add_VerifierServicer_to_server(servicer: VerifierServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
