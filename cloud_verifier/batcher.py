@@ -1,0 +1,256 @@
+"""All sessions' work on the target, put together into one forward at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from acespec.cloud_verifier.engine import TargetEngine
+from acespec.cloud_verifier.forward import Ask, AskedPart, Forward
+from acespec.cloud_verifier.limits import Limits
+from acespec.cloud_verifier.observer import BatchReport, Observer
+from acespec.cloud_verifier.scheduler import Scheduler, Work
+from acespec.compute import StepRunner
+
+T = TypeVar("T")
+Decide = Callable[[NDArray[np.float32]], T]
+"""Turns a check's logits ``[n, vocab_size]`` into its result; may roll its own sequence back."""
+
+
+@dataclass(frozen=True)
+class Timed(Generic[T]):
+    """A result, and when the forward it came from began and was over by the loop's clock, in seconds."""
+
+    result: T
+    started: float
+    ended: float
+
+
+class StepAbandonedError(Exception):
+    """The sequence was closed, or the verifier stopped, before the work was done."""
+
+
+def no_latency(num_tokens: int) -> float:  # noqa: ARG001 - a latency model's signature
+    """Real steps take their own time."""
+    return 0.0
+
+
+class Batcher:
+    """Opens and closes an engine's sequences, and runs what is asked of them in batches, one at a time.
+
+    A sequence has at most one prefill or check at a time. It is closed once and never under a forward that
+    feeds it, and once ``close`` was called, a forward that has not begun leaves it out. All methods are
+    called in the event loop's thread; the engine steps in the runner's.
+    """
+
+    def __init__(
+        self,
+        engine: TargetEngine,
+        runner: StepRunner,
+        limits: Limits,
+        observer: Observer,
+        latency_ms: Callable[[int], float] = no_latency,
+    ) -> None:
+        """``latency_ms`` tells the runner what a forward of n tokens is expected to take (simulations)."""
+        self._engine = engine
+        self._runner = runner
+        self._observer = observer
+        self._latency_ms = latency_ms
+        self._prefill_deadline_s = limits.prefill_deadline_ms / 1000.0
+        self._scheduler = Scheduler(limits.token_budget, limits.batch_wait_ms / 1000.0)
+        self._open: set[int] = set()
+        self._parked: set[int] = set()
+        self._asked: dict[int, Ask] = {}
+        self._closing: dict[int, asyncio.Future[None]] = {}
+        self._forward: Forward | None = None
+        self._flying: asyncio.Task[None] | None = None
+        self._looking: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    def open(self, max_tokens: int) -> int:
+        """Open a sequence of the engine. Raises ``KvPoolFullError`` if there is no room for it."""
+        sequence = self._engine.open(max_tokens)
+        self._open.add(sequence)
+        return sequence
+
+    def park(self, sequence: int) -> None:
+        """Expect no work of the open ``sequence`` for now: no batch waits for it to join."""
+        assert sequence in self._open
+        self._parked.add(sequence)
+        self._look_soon()
+
+    def wake(self, sequence: int) -> None:
+        """Expect work of a parked sequence again."""
+        self._parked.discard(sequence)
+
+    async def prefill(self, sequence: int, tokens: NDArray[np.int64]) -> None:
+        """Feed ``tokens`` ``[n]``, in as many forwards as it takes.
+
+        Raises ``StepAbandonedError`` if the sequence is closed meanwhile, and what the engine raised.
+        """
+        if len(tokens):
+            await self._ask(sequence, tokens, None)
+
+    async def check(self, sequence: int, tokens: NDArray[np.int64], decide: Decide[T]) -> Timed[T]:
+        """Feed ``tokens`` ``[n]``, n <= the token budget, and pass their logits to ``decide``.
+
+        ``decide`` runs in the runner's thread right after the forward. Raises ``StepAbandonedError`` if the
+        sequence is closed meanwhile, and what the engine or ``decide`` raised. If the caller is cancelled the
+        work is dropped, or its result if the forward has begun; then the sequence can only be closed.
+        """
+        timed: Timed[T] = await self._ask(sequence, tokens, decide)
+        return timed
+
+    async def close(self, sequence: int) -> None:
+        """Close the sequence, once no forward feeds it; goes on by itself if the caller is cancelled.
+
+        Whoever waits for its work gets ``StepAbandonedError``. Closing it again only waits.
+        """
+        if sequence in self._open:
+            closing: asyncio.Future[None] | None = self._begin_close(sequence)
+        else:
+            closing = self._closing.get(sequence)
+        if closing is not None:
+            await asyncio.shield(closing)
+
+    async def stop(self) -> None:
+        """Give up all that waits, with ``StepAbandonedError``, and wait for the forward under way."""
+        self._stopped = True
+        for ask in self._asked.values():
+            if self._scheduler.cancel(ask.sequence):
+                _abandon(ask)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._flying is not None:
+            await asyncio.wait([self._flying])
+
+    async def _ask(self, sequence: int, tokens: NDArray[np.int64], decide: Decide[Any] | None) -> Any:
+        if self._stopped or sequence not in self._open:
+            raise StepAbandonedError
+        assert sequence not in self._asked, "one at a time; none after one was cancelled in its forward"
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        ask = self._asked[sequence] = Ask(sequence, tokens, decide, loop.create_future())
+        deadline = now + self._prefill_deadline_s if decide is None else now
+        self._scheduler.add(Work(sequence, len(tokens), now, deadline, divisible=decide is None))
+        self._look_soon()
+        try:
+            return await ask.answer
+        except asyncio.CancelledError:
+            self._withdraw(ask)
+            raise
+
+    def _withdraw(self, ask: Ask) -> None:
+        """Drop what its caller no longer waits for."""
+        if self._asked.get(ask.sequence) is not ask:
+            return
+        ask.abandoned = True
+        self._scheduler.cancel(ask.sequence)
+        if not ask.num_fed and (self._forward is None or ask.sequence not in self._forward.parts):
+            del self._asked[ask.sequence]
+
+    def _begin_close(self, sequence: int) -> asyncio.Future[None]:
+        self._open.remove(sequence)
+        self._parked.discard(sequence)
+        closing = self._closing[sequence] = asyncio.get_running_loop().create_future()
+        ask = self._asked.pop(sequence, None)
+        if ask is not None:
+            self._scheduler.cancel(sequence)
+            _abandon(ask)
+        if self._forward is None or not self._forward.may_feed(sequence):
+            self._end_close(sequence)
+        self._look_soon()  # a batch may have waited for this sequence alone
+        return closing
+
+    def _end_close(self, sequence: int) -> None:
+        closing = self._closing.pop(sequence)
+        try:
+            self._engine.close(sequence)
+        except Exception as error:
+            closing.set_exception(error)
+        else:
+            closing.set_result(None)
+
+    def _look_soon(self) -> None:
+        """Look for a batch that is due, when all that is ready in this turn of the loop has run."""
+        if self._looking is None and self._forward is None:
+            self._looking = asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self, no_earlier_than: float = 0.0) -> None:
+        self._looking = None
+        if self._forward is not None or self._stopped:
+            return
+        loop = asyncio.get_running_loop()
+        now = max(loop.time(), no_earlier_than)
+        batch = self._scheduler.next_batch(now, num_live=len(self._open) - len(self._parked))
+        if batch is not None:
+            parts = [AskedPart(self._asked[part.sequence], part.num_tokens) for part in batch.parts]
+            self._forward = Forward(self._engine, parts, loop.time)
+            self._flying = asyncio.ensure_future(self._fly(self._forward, batch.num_tokens))
+        elif self._timer is None and (wake_at := self._scheduler.wake_at()) is not None:
+            # The loop may call back a hair early: what counts is the time it was asked for.
+            self._timer = loop.call_at(wake_at, self._wake, wake_at)
+
+    def _wake(self, asked_for: float) -> None:
+        self._timer = None
+        self._look(no_earlier_than=asked_for)
+
+    async def _fly(self, forward: Forward, num_tokens: int) -> None:
+        try:
+            await self._runner.run(forward.run, self._latency_ms(num_tokens))
+        except Exception as error:  # the runner's own: what fails in the forward is kept in its parts
+            for part in forward.parts.values():
+                part.error = error
+        finally:
+            self._forward = None
+            self._land(forward)
+
+    def _land(self, forward: Forward) -> None:
+        """Answer whoever waits, and close what was closed under way."""
+        ended = asyncio.get_running_loop().time()
+        started = ended if forward.started is None else forward.started
+        for part in forward.parts.values():
+            self._settle(part, started, ended)
+        for sequence in forward.parts:
+            if sequence in self._closing:
+                self._end_close(sequence)
+        self._look_soon()
+        fed = [part for part in forward.parts.values() if part.fed]
+        if fed:
+            self._observer.batch(
+                BatchReport(
+                    num_sequences=len(fed),
+                    num_tokens=sum(part.num_tokens for part in fed),
+                    prefill_tokens=sum(part.num_tokens for part in fed if part.ask.decide is None),
+                    started=started,
+                    ended=ended,
+                )
+            )
+
+    def _settle(self, part: AskedPart, started: float, ended: float) -> None:
+        ask = part.ask
+        if ask.answer.done():
+            return
+        if part.error is not None:
+            self._scheduler.cancel(ask.sequence)
+            ask.answer.set_exception(part.error)
+        elif not part.fed:
+            _abandon(ask)
+        else:
+            ask.num_fed += part.num_tokens
+            if ask.num_fed < len(ask.tokens):
+                return
+            ask.answer.set_result(Timed(part.result, started, ended))
+        del self._asked[ask.sequence]
+
+
+def _abandon(ask: Ask) -> None:
+    ask.abandoned = True
+    if not ask.answer.done():
+        ask.answer.set_exception(StepAbandonedError())
