@@ -6,6 +6,7 @@ EDGE_PYTHON ?= $(shell scripts/find_python.sh 3.10)
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+FUZZ_SECONDS ?= 45
 GENAI_VERSION := 0.18.0
 TQDM_VERSION := 4.70.1
 
@@ -50,7 +51,11 @@ proto-check: $(READY) ## fail if the gRPC stubs are stale
 lock: ## regenerate the pinned requirements (UPGRADE=1: move versions up)
 	$(PYTHON) scripts/lock.py $(if $(UPGRADE),--upgrade)
 
-check: lint types proto-check packages check-wheels test-edge-py310 test ## what CI runs
+check: lint types proto-check packages check-wheels fuzz test-edge-py310 test ## what CI runs
+
+.PHONY: fuzz
+fuzz: $(READY) ## fuzz the codec for FUZZ_SECONDS
+	$(BIN)/python tests/fuzz_codec.py --seconds $(FUZZ_SECONDS)
 
 report-branches: $(READY) ## how many cached branches equal sequential drafting, on the real draft at float32
 	$(BIN)/python -m acespec.bench.branch_equality
