@@ -21,17 +21,23 @@ settings.load_profile("acespec")
 
 CLOUD_MODULES = (
     "accelerate",
+    "cryptography",
     "gguf",
     "grpc_health",
+    "jwt",
     "ml_dtypes",
     "onnx",
     "onnx_ir",
     "onnxscript",
+    "opentelemetry",
+    "prometheus_client",
     "safetensors",
+    "tomllib",
     "torch",
     "transformers",
+    "yaml",
 )
-"""Modules the ``edge`` extra does not bring."""
+"""Modules the ``edge`` extra does not bring, or Python 3.10 lacks."""
 DEVICE_MODULES = {"tensorrt"}
 """Modules no extra brings, for they come with the device. Imported by name where they are used."""
 

@@ -26,6 +26,9 @@ class LazyCommand:
 
 
 COMMANDS = {
+    "certs": LazyCommand(
+        "acespec.certs_command", "certs", "Make certificates for development: TLS and mTLS."
+    ),
     "demo": LazyCommand(
         "acespec.bench.commands", "demo", "Run the whole system on this machine and compare it."
     ),
@@ -49,6 +52,9 @@ COMMANDS = {
         "acespec.edge_runtime.profile_command", "profile", "Measure how long a bundle's steps take here."
     ),
     "serve": LazyCommand("acespec.cloud_verifier.commands", "serve", "Serve a target model as a verifier."),
+    "token": LazyCommand(
+        "acespec.token_command", "token", "Make, list and revoke the tokens a verifier asks edges for."
+    ),
     "validate": LazyCommand("acespec.validate_command", "validate", "Check a bundle's files and logits."),
     "wan-relay": LazyCommand(
         "acespec.bench.commands", "wan_relay", "Relay TCP with the delay of a wide-area link."
@@ -57,7 +63,20 @@ COMMANDS = {
 
 EXTRAS = {
     "edge": ("onnxruntime", "tokenizers", "grpc", "google", "jinja2"),
-    "cloud": ("torch", "transformers", "grpc_health", "gguf", "safetensors", "accelerate", "huggingface_hub"),
+    "cloud": (
+        "torch",
+        "transformers",
+        "grpc_health",
+        "gguf",
+        "safetensors",
+        "accelerate",
+        "huggingface_hub",
+        "cryptography",
+        "jwt",
+        "prometheus_client",
+        "yaml",
+    ),
+    "tracing": ("opentelemetry",),
     "export": ("onnx", "onnxscript", "onnx_ir", "ml_dtypes"),
 }
 """The modules each extra brings; ``edge`` first, as the smallest that is likely to do."""
