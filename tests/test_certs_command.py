@@ -7,6 +7,7 @@ import socket
 import ssl
 import stat
 import threading
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -44,7 +45,8 @@ def handshake(folder: Path, host: str, client: str | None) -> str:
     seen: list[str] = []
 
     def serve() -> None:
-        with server_context.wrap_socket(there, server_side=True) as tls:
+        # A client that refuses the server makes this side's handshake fail too.
+        with suppress(ssl.SSLError), server_context.wrap_socket(there, server_side=True) as tls:
             peer = tls.getpeercert()
             seen.extend(value for ((key, value),) in (peer or {}).get("subject", ()) if key == "commonName")
             tls.sendall(b"!")
