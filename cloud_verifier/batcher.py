@@ -182,24 +182,23 @@ class Batcher:
         if self._looking is None and self._forward is None:
             self._looking = asyncio.get_running_loop().call_soon(self._look)
 
-    def _look(self, no_earlier_than: float = 0.0) -> None:
+    def _look(self) -> None:
         self._looking = None
         if self._forward is not None or self._stopped:
             return
         loop = asyncio.get_running_loop()
-        now = max(loop.time(), no_earlier_than)
-        batch = self._scheduler.next_batch(now, num_live=len(self._open) - len(self._parked))
+        num_live = len(self._open) - len(self._parked)
+        batch = self._scheduler.next_batch(loop.time(), num_live)
         if batch is not None:
             parts = [AskedPart(self._asked[part.sequence], part.num_tokens) for part in batch.parts]
             self._forward = Forward(self._engine, parts, loop.time)
             self._flying = asyncio.ensure_future(self._fly(self._forward, batch.num_tokens))
         elif self._timer is None and (wake_at := self._scheduler.wake_at()) is not None:
-            # The loop may call back a hair early: what counts is the time it was asked for.
-            self._timer = loop.call_at(wake_at, self._wake, wake_at)
+            self._timer = loop.call_at(wake_at, self._wake)
 
-    def _wake(self, asked_for: float) -> None:
+    def _wake(self) -> None:
         self._timer = None
-        self._look(no_earlier_than=asked_for)
+        self._look()
 
     async def _fly(self, forward: Forward, num_tokens: int) -> None:
         try:

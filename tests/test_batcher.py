@@ -284,9 +284,11 @@ async def test_a_prompt_that_fails_half_way_is_given_up() -> None:
     prompt[100] = BAD_TOKEN
     with pytest.raises(RuntimeError, match="out of memory"):
         await batcher.prefill(sequence, prompt)
-    assert engine.batches == [[65]]
+    other = batcher.open(1000)
+    await ask(batcher, other, 1)
+    assert engine.batches == [[65], [1]]
     await batcher.close(sequence)
-    assert engine.sequences == {}
+    assert list(engine.sequences) == [other]
 
 
 @virtual
@@ -437,6 +439,24 @@ async def test_a_prompt_whose_caller_is_cancelled_goes_no_further() -> None:
     filling.cancel()
     await ask(batcher, other, 1)
     assert engine.batches == [[65]] * 3 + [[1]]
+    await batcher.close(sequence)
+    assert list(engine.sequences) == [other]
+
+
+@virtual
+async def test_a_prompt_cancelled_between_two_forwards_leaves_a_sequence_that_can_only_be_closed() -> None:
+    engine = table_engine()
+    batcher = make(engine, token_budget=65, latency_ms=lambda num_tokens: 10.0)
+    sequence, other = batcher.open(1000), batcher.open(1000)
+    filling = asyncio.create_task(batcher.prefill(sequence, np.ones(1000, np.int64)))
+    await asyncio.sleep(0.005)
+    checking = asyncio.create_task(batcher.check(other, np.ones(65, np.int64), copied))
+    await asyncio.sleep(0.01)
+    filling.cancel()
+    await checking
+    assert engine.batches == [[65], [65]]
+    with pytest.raises(AssertionError):
+        await batcher.prefill(sequence, tokens(1))
     await batcher.close(sequence)
     assert list(engine.sequences) == [other]
 

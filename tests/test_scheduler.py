@@ -75,6 +75,16 @@ def test_a_check_without_room_is_passed_over_and_first_in_the_next_batch() -> No
     assert batch(scheduler) == [(2, 4)]
 
 
+def test_the_search_for_a_check_that_fits_is_bounded() -> None:
+    scheduler = Scheduler(token_budget=10, wait_s=0.0)
+    scheduler.add(check(0, 8))
+    for sequence in range(1, MOST_PASSED_OVER + 1):
+        scheduler.add(check(sequence, 5))
+    scheduler.add(check(99, 2))
+    assert batch(scheduler) == [(0, 8)]
+    assert batch(scheduler) == [(1, 5), (2, 5)]
+
+
 def test_a_prompt_alone_has_the_whole_budget() -> None:
     scheduler = Scheduler(token_budget=100, wait_s=0.0)
     scheduler.add(prefill(1, 250))
