@@ -151,7 +151,7 @@ class Scheduler:
                 room -= check.num_tokens
             else:
                 passed_over.append(check)
-        self._check_is_owed = first is not None and first in passed_over[:1]
+        self._check_is_owed = first is not None and first.sequence in self._waiting
         for check in passed_over:
             self._checks.add(check)
         return parts
