@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -27,7 +26,7 @@ class SpanObserver(Observer):
     """One span a forward and, below it, one for each of its rounds: from arrival to decision.
 
     So a trace shows who shared a forward and how long each waited, and a sampler that decides by trace keeps
-    a forward with all its rounds or drops it. Of a session only a hash is told: its id lets one resume it.
+    a forward with all its rounds or drops it. Sessions are called what the log calls them.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class SpanObserver(Observer):
         if span.is_recording():
             span.set_attributes(
                 {
-                    "acespec.session": session_hash(report.session),
+                    "acespec.session": report.session,
                     "acespec.tenant": report.tenant,
                     "acespec.drafted": report.drafted,
                     "acespec.accepted": report.accepted,
@@ -92,8 +91,3 @@ class WallClock:
             self._anchored = self._clock()
             self._offset_ns = self._wall_time_ns() - int(self._anchored * 1e9)
         return int(moment * 1e9) + self._offset_ns
-
-
-def session_hash(session: str) -> str:
-    """What traces call the session of this hexadecimal id: SHA-256's first 16 digits of it."""
-    return hashlib.sha256(session.encode()).hexdigest()[:16]
