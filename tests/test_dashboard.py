@@ -28,6 +28,8 @@ ALERTS: list[dict[str, Any]] = [
     for group in yaml.safe_load((DEPLOY / "prometheus-alerts.yml").read_text(encoding="utf-8"))["groups"]
     for rule in group["rules"]
 ]
+SOURCE = DEPLOY / "grafana/provisioning/datasources/prometheus.yml"
+PROVIDER = DEPLOY / "grafana/provisioning/dashboards/acespec.yml"
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
 
@@ -179,15 +181,37 @@ def test_prometheus_reads_the_alerts_and_names_the_job_they_look_for() -> None:
     assert named == {job["job_name"]}
 
 
-def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+def test_grafana_finds_prometheus() -> None:
     folder = DEPLOY / "grafana/provisioning"
     (source,) = yaml.safe_load((folder / "datasources/prometheus.yml").read_text(encoding="utf-8"))[
         "datasources"
     ]
     assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
     assert source["jsonData"]["timeInterval"] == PROMETHEUS["global"]["scrape_interval"]
-    (provider,) = yaml.safe_load((folder / "dashboards/acespec.yml").read_text(encoding="utf-8"))["providers"]
-    assert provider["type"] == "file"
+
+
+def test_compose_starts_both_on_request_and_mounts_what_they_read() -> None:
+    services = yaml.safe_load((DEPLOY.parent / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
+    mounted = {}
+    for name in ("prometheus", "grafana"):
+        assert services[name]["profiles"] == ["monitoring"]
+        assert re.search(r":v?\d+\.\d+\.\d+$", services[name]["image"]), "latest is not a version"
+        assert all(port.startswith("127.0.0.1:") for port in services[name]["ports"])
+        for mount in services[name]["volumes"]:
+            if mount["type"] == "bind":
+                assert mount["read_only"]
+                mounted[mount["target"]] = (DEPLOY.parent / mount["source"]).resolve()
+    (provider,) = yaml.safe_load(PROVIDER.read_text(encoding="utf-8"))["providers"]
+    assert mounted == {
+        "/etc/prometheus/prometheus.yml": DEPLOY / "prometheus.yml",
+        "/etc/prometheus/prometheus-alerts.yml": DEPLOY / "prometheus-alerts.yml",
+        "/etc/grafana/provisioning": DEPLOY / "grafana/provisioning",
+        f"{provider['options']['path']}/acespec-verifier.json": DEPLOY / "grafana/acespec-verifier.json",
+    }
+    assert "--config.file=/etc/prometheus/prometheus.yml" in services["prometheus"]["command"]
+    (job,) = PROMETHEUS["scrape_configs"]
+    port = services["cloud"]["environment"]["ACESPEC_SERVE_METRICS_PORT"]
+    assert job["static_configs"] == [{"targets": [f"cloud:{port}"]}]
 
 
 def test_prometheus_takes_its_configuration_and_the_alerts() -> None:

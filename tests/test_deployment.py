@@ -213,13 +213,16 @@ def test_compose_runs_the_images_with_read_only_roots_and_arguments_they_know() 
     assert services["edge"]["runtime"] == "nvidia"
     assert services["cloud"]["build"]["dockerfile"] == "Dockerfile.cloud"
     assert services["cloud"]["ports"] == ["127.0.0.1:50051:50051"], "the connection is plaintext"
-    for service in services.values():
+    written = {"edge": {steps.last(EDGE["jetpack6"], "VOLUME")}, "cloud": set()}
+    written |= {"prometheus": {"/prometheus"}, "grafana": {"/var/lib/grafana"}}
+    assert set(services) == set(written)
+    for name, service in services.items():
         assert service["read_only"] is True
         assert service["tmpfs"] == ["/tmp"]  # noqa: S108 - the container's
         assert service["cap_drop"] == ["ALL"]
         assert service["restart"]
         writable = [mount["target"] for mount in service["volumes"] if not mount.get("read_only")]
-        assert set(writable) <= {steps.last(EDGE["jetpack6"], "VOLUME")}
+        assert set(writable) <= written[name]
     accepts(services["edge"]["command"])
     pytest.importorskip("grpc_health", reason="only the edge extra is installed")
     accepts(services["cloud"]["command"])
