@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import jwt
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -14,13 +13,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from acespec.cloud_verifier.authentication import AuthenticationError, Presented
+from acespec.cloud_verifier.security_settings import JwtSettings
 from acespec.cloud_verifier.tenants import Tenant
 from acespec.cloud_verifier.tenants_file import TenantsFile
 from acespec.cloud_verifier.tls import read_file
 from acespec.errors import AcespecError
-
-JwtAlgorithm = Literal["RS256", "ES256", "EdDSA", "HS256"]
-JWT_ALGORITHMS: tuple[JwtAlgorithm, ...] = get_args(JwtAlgorithm)
 
 LEEWAY_S = 30.0
 """How far the issuer's clock and this one may differ."""
@@ -34,21 +31,6 @@ NEEDED = {
     "EdDSA": "an Ed25519 key",
 }
 JwtKey: TypeAlias = bytes | rsa.RSAPublicKey | ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey
-
-
-@dataclass(frozen=True)
-class JwtSettings:
-    """What a token must be. Everything here is the verifier's choice; the token has no say in any of it."""
-
-    key: Path
-    """Public key in PEM; for HS256 the file's bytes, but for white space around them, are the secret."""
-    algorithm: JwtAlgorithm
-    audience: str | None = None
-    """Must be among the token's ``aud``; None: the token may have no ``aud``."""
-    issuer: str | None = None
-    """Must be the token's ``iss``; None: any."""
-    tenant_claim: str = "sub"
-    """The claim that names the tenant."""
 
 
 class JwtAuthenticator:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -12,20 +11,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 
+from acespec.cloud_verifier.security_settings import TlsFiles
 from acespec.cloud_verifier.watched import WatchedFiles
 from acespec.errors import AcespecError
-
-
-@dataclass(frozen=True)
-class TlsFiles:
-    """Where the PEM files are."""
-
-    certificate: Path
-    """The server's, followed by those between it and its CA."""
-    key: Path
-    """Its private key, not encrypted."""
-    client_ca: Path | None = None
-    """The CAs that clients' certificates must come from (mTLS); None asks for no certificate."""
 
 
 def utc_now() -> datetime:
