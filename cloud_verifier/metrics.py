@@ -34,7 +34,7 @@ SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
-CLOSE_REASONS = ("closed", "expired", "failed")
+CLOSE_REASONS = ("closed", "displaced", "drained", "expired", "failed")
 
 
 class PrometheusObserver(Observer):
