@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -30,6 +31,7 @@ ALERTS: list[dict[str, Any]] = [
 ]
 SOURCE = DEPLOY / "grafana/provisioning/datasources/prometheus.yml"
 PROVIDER = DEPLOY / "grafana/provisioning/dashboards/acespec.yml"
+DOCUMENT = DEPLOY.parent / "docs/operations.md"
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
 
@@ -115,15 +117,39 @@ def test_a_counter_is_read_as_a_rate_and_a_histogram_by_its_buckets(name: str, e
         assert re.search(r"by \((?:\w+, )*le\)", inside)
 
 
-def test_what_matters_is_shown() -> None:
-    shown = {metric for _, expression in EXPRESSIONS for metric in LABELS if metric in expression}
-    families = {name for name in LABELS if name.startswith("acespec_") and not name.endswith("_created")}
-    histograms = {name.removesuffix("_bucket") for name in families if name.endswith("_bucket")}
-    wanted = {
-        name for name in families if not any(re.fullmatch(f"{stem}_[a-z]+", name) for stem in histograms)
-    }
-    assert wanted - shown == {"acespec_verifier_build_info"}, "only the list of verifiers is made from it"
-    assert {stem for stem in histograms if f"{stem}_bucket" in shown} == histograms
+def own_metrics() -> set[str]:
+    """The verifier's metrics, a histogram by its stem."""
+    names = {name for name in LABELS if name.startswith("acespec_") and not name.endswith("_created")}
+    histograms = {name.removesuffix("_bucket") for name in names if name.endswith("_bucket")}
+    parts = {f"{stem}_{part}" for stem in histograms for part in ("bucket", "sum", "count")}
+    return (names - parts) | histograms
+
+
+def test_every_metric_is_shown() -> None:
+    asked = " ".join(expression for _, expression in EXPRESSIONS)
+    shown = {name for name in own_metrics() if re.search(rf"\b{name}(?:_bucket)?\b", asked)}
+    assert own_metrics() - shown == {"acespec_verifier_build_info"}, "the list of verifiers is made from it"
+
+
+def rows_of_table(heading: str) -> list[list[str]]:
+    """The cells of the table in ``docs/operations.md`` whose first column is ``heading``."""
+    lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith(f"| {heading} |")) + 2
+    table = itertools.takewhile(lambda line: line.startswith("|"), lines[start:])
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+
+
+def test_every_metric_and_its_labels_are_documented() -> None:
+    documented = {}
+    for names, labels, _ in rows_of_table("metric"):
+        for name in re.findall(r"`(\w+)`", names):
+            documented[f"acespec_verifier_{name}"] = set(labels.split(", ")) - {""}
+    histograms = {name for name in own_metrics() if f"{name}_bucket" in LABELS}
+    assert documented == {name: set() if name in histograms else LABELS[name] for name in own_metrics()}
+
+
+def test_every_alert_is_documented() -> None:
+    assert [cells[0].strip("`") for cells in rows_of_table("alert")] == [rule["alert"] for rule in ALERTS]
 
 
 def test_labels_in_legends_are_those_the_query_keeps() -> None:
