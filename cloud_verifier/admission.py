@@ -6,11 +6,11 @@ from acespec.cloud_verifier.engine import TargetInfo
 from acespec.wire import ErrorCode, Open, SessionError
 
 
-def check_open(request: Open, target: TargetInfo) -> None:
+def check_open(request: Open, target: TargetInfo, max_context: int) -> None:
     """Raise ``SessionError`` FAILED_PRECONDITION, naming both values and the remedy, if ``target`` is not it.
 
     What a message can be checked for by itself the decoder has checked. An empty model name or fingerprint
-    accepts whatever is served.
+    accepts whatever is served. ``max_context`` is how many positions a session may use.
     """
     if request.model and request.model != target.name:
         raise mismatch(
@@ -33,15 +33,15 @@ def check_open(request: Open, target: TargetInfo) -> None:
             f"the draft has a vocabulary of {request.vocab_size} tokens "
             f"and the target of {target.vocab_size}; use a draft with the target's tokenizer"
         )
-    if request.prompt_length >= target.max_context:
+    if request.prompt_length >= max_context:
         raise mismatch(
             f"prompt of {request.prompt_length} tokens does not fit the target's context of "
-            f"{target.max_context}; shorten the prompt"
+            f"{max_context}; shorten the prompt"
         )
-    if len(request.committed) > target.max_context:
+    if len(request.committed) > max_context:
         raise mismatch(
             f"{len(request.committed)} committed tokens do not fit the target's context of "
-            f"{target.max_context}; end the generation there"
+            f"{max_context}; end the generation there"
         )
 
 

@@ -15,6 +15,7 @@ from acespec.options import THREADS, FiniteRange
 
 if TYPE_CHECKING:
     from acespec.cloud_verifier.engine import TargetEngine
+    from acespec.cloud_verifier.limits import Limits
     from acespec.cloud_verifier.server import ServerOptions
 
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     metavar="MS",
     help="Make every forward take at least this long, as a larger target would.",
 )
-@click.option("--max-sessions", default=64, show_default=True, type=click.IntRange(1))
+@click.option("--max-sessions", default=256, show_default=True, type=click.IntRange(1))
 def serve(
     model: str,
     host: str,
@@ -66,10 +67,12 @@ def serve(
     # threads three times slower (252 ms against 85 ms for one token of a 135M model).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what fails is told below, in one line
+    from acespec.cloud_verifier.limits import Limits
     from acespec.cloud_verifier.server import ServerOptions, check_address
     from acespec.models import resolve_model
 
-    options = ServerOptions(host=host, port=port, max_sessions=max_sessions)
+    options = ServerOptions(host=host, port=port, max_streams=max_sessions + max_sessions // 4)
+    limits = Limits(max_sessions=max_sessions)
     check_address(options)
     folder = resolve_model(model)
     from transformers.utils.logging import disable_progress_bar
@@ -84,23 +87,26 @@ def serve(
     def announce(address: str) -> None:
         click.echo(f"acespec serve: ready on {address} (model {engine.info.name}, {dtype}{pace})")
 
-    asyncio.run(run_server(engine, options, pace_forward_ms, announce))
+    asyncio.run(run_server(engine, options, limits, pace_forward_ms, announce))
 
 
 async def run_server(
     engine: TargetEngine,
     options: ServerOptions,
+    limits: Limits,
     pace_forward_ms: float | None,
     on_ready: Callable[[str], None],
 ) -> None:
     """Serve ``engine`` from one worker thread until a signal comes."""
     from acespec.cloud_verifier.pacing import PacedRunner
     from acespec.cloud_verifier.server import VerifierServer, serve_until_signal
+    from acespec.cloud_verifier.verifier import Verifier
 
     runner: StepRunner = ThreadRunner("target")
     if pace_forward_ms is not None:
         runner = PacedRunner(runner, pace_forward_ms)
     try:
-        await serve_until_signal(VerifierServer(engine, runner, options), options.grace_s, on_ready)
+        verifier = Verifier(engine, runner, limits)
+        await serve_until_signal(VerifierServer(verifier, options), options.grace_s, on_ready)
     finally:
         runner.close()

@@ -12,10 +12,12 @@ from acespec.wire import verifier_pb2 as pb
 
 @dataclass(frozen=True)
 class Received:
-    """A message and when it arrived, by the loop's clock; ``Close`` stands for the end of the stream too."""
+    """A message and when it arrived, by the loop's clock."""
 
     message: EdgeMessage
     arrived: float
+    lost: bool = False
+    """The stream ended without a ``Close``, which stands here in its place."""
 
 
 class Inbox:
@@ -52,4 +54,6 @@ class Inbox:
     async def _read(self) -> Received:
         message = await self._link.receive()
         arrived = asyncio.get_running_loop().time()
-        return Received(Close() if message is None else self._decode(message), arrived)
+        if message is None:
+            return Received(Close(), arrived, lost=True)
+        return Received(self._decode(message), arrived)

@@ -24,7 +24,9 @@ class Limits:
     write_timeout_s: float = 30.0
     """How long a message to the edge may wait for room in the stream; then it is ended, to be resumed."""
     resume_ttl_s: float = 120.0
-    """How long a session without a stream is kept."""
+    """How long a session without a stream is kept; 0: it ends with its stream."""
+    evict_after_s: float = 2.0
+    """How long a session with a stream must be idle before another may take its keys and values."""
     busy_retry_ms: int = 250
     """What ``Busy`` tells the edge to wait."""
     token_budget: int = 512
@@ -33,6 +35,8 @@ class Limits:
     """How long an idle target waits for others to join a forward."""
     prefill_deadline_ms: float = 500.0
     """How urgent a prompt is, beside rounds, which are due at once."""
+    pad_sizes: bool = False
+    """Whether messages are padded to a few sizes, so that their length tells nothing."""
 
     def __post_init__(self) -> None:
         for name in ("max_sessions", "max_chain", "busy_retry_ms", "token_budget"):
@@ -50,6 +54,6 @@ class Limits:
         for name in ("open_timeout_s", "idle_timeout_s", "write_timeout_s"):
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("resume_ttl_s", "batch_wait_ms", "prefill_deadline_ms"):
+        for name in ("resume_ttl_s", "evict_after_s", "batch_wait_ms", "prefill_deadline_ms"):
             if not getattr(self, name) >= 0.0:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")

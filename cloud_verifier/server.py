@@ -14,10 +14,8 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
-from acespec.cloud_verifier.engine import TargetEngine
 from acespec.cloud_verifier.service import SERVICE_NAME, VerifierService
-from acespec.cloud_verifier.session import SessionLimits
-from acespec.compute import StepRunner
+from acespec.cloud_verifier.verifier import Verifier
 from acespec.errors import AcespecError
 from acespec.wire.verifier_pb2_grpc import add_VerifierServicer_to_server
 
@@ -27,6 +25,10 @@ OPEN_BYTES_PER_POSITION = 12
 """Room for a prompt four times the context: a session refuses it with a better error than gRPC's."""
 
 
+GOODBYE_S = 1.0
+"""For the last messages and statuses to leave once nothing is served any more."""
+
+
 @dataclass(frozen=True)
 class ServerOptions:
     """Where to listen and how much to take on. The connection is plaintext."""
@@ -34,15 +36,16 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 50051
     """0 picks a free one."""
-    max_sessions: int = 64
+    max_streams: int = 320
+    """Streams at a time, those that wait for a session to be admitted included."""
     grace_s: float = 5.0
     """How long sessions under way may go on when the server is told to stop."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise ValueError(f"port must be 0..65535, not {self.port}")
-        if self.max_sessions < 1:
-            raise ValueError(f"max_sessions must be at least 1, not {self.max_sessions}")
+        if self.max_streams < 1:
+            raise ValueError(f"max_streams must be at least 1, not {self.max_streams}")
 
 
 def check_address(options: ServerOptions) -> None:
@@ -70,17 +73,16 @@ class VerifierServer:
 
     def __init__(
         self,
-        engine: TargetEngine,
-        runner: StepRunner,
+        verifier: Verifier,
         options: ServerOptions,
-        limits: SessionLimits | None = None,
     ) -> None:
         """Make it inside the running event loop that will serve."""
         self._options = options
         self._health = health_aio.HealthServicer()
-        self._server = grpc.aio.server(options=channel_options(engine.info.max_context))
-        self._service = VerifierService(engine, runner, options.max_sessions, limits)
-        add_VerifierServicer_to_server(self._service, self._server)
+        self._server = grpc.aio.server(options=channel_options(verifier.max_context))
+        self._verifier = verifier
+        service = VerifierService(verifier, options.max_streams)
+        add_VerifierServicer_to_server(service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     async def start(self) -> str:
@@ -96,13 +98,13 @@ class VerifierServer:
         return f"{address}:{bound}"
 
     async def stop(self, grace_s: float) -> None:
-        """Report NOT_SERVING, refuse new sessions, and end those under way after ``grace_s`` seconds.
+        """Report NOT_SERVING, answer what is under way for up to ``grace_s`` seconds, and free everything.
 
-        Returns once all they held is freed.
+        Edges are told to connect elsewhere, or here again later.
         """
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(grace_s)
-        await self._service.drained()
+        await self._verifier.drain(grace_s)
+        await self._server.stop(GOODBYE_S)
 
 
 async def serve_until_signal(server: VerifierServer, grace_s: float, on_ready: Callable[[str], None]) -> None:

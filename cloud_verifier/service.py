@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from acespec.cloud_verifier.engine import TargetEngine
-from acespec.cloud_verifier.session import SessionLimits, serve_session
-from acespec.compute import StepRunner
+from acespec.cloud_verifier.verifier import Verifier
 from acespec.wire import ErrorCode, SessionError
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.errors import malformed
@@ -47,48 +44,27 @@ class StreamLink:
 
 
 class VerifierService(VerifierServicer):
-    """Serves sessions on one target engine. What ends a session ends no other."""
+    """Hands each stream to the verifier, and its end back as a status."""
 
-    def __init__(
-        self,
-        engine: TargetEngine,
-        runner: StepRunner,
-        max_sessions: int,
-        limits: SessionLimits | None = None,
-    ) -> None:
-        self._engine = engine
-        self._runner = runner
-        self._max_sessions = max_sessions
-        self._limits = limits
-        self._num_sessions = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    async def drained(self) -> None:
-        """Wait until no session is left, and what each held is freed."""
-        await self._idle.wait()
+    def __init__(self, verifier: Verifier, max_streams: int) -> None:
+        self._verifier = verifier
+        self._max_streams = max_streams
 
     async def Session(  # type: ignore[override]  # noqa: N802 - the .proto's name; a coroutine that reads and writes
         self,
         request_iterator: Any,  # noqa: ARG002 - gRPC's signature; messages are read from the context
         context: Context,
     ) -> None:
-        """One session; a ``SessionError`` becomes the stream's status."""
-        if self._num_sessions >= self._max_sessions:
+        """One stream; a ``SessionError`` becomes its status."""
+        if self._verifier.num_streams >= self._max_streams:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"the server holds the {self._max_sessions} sessions it may hold; try again later",
+                f"the server holds the {self._max_streams} streams it may hold; try again later",
             )
-        self._num_sessions += 1
-        self._idle.clear()
         try:
-            await serve_session(StreamLink(context), self._engine, self._runner, limits=self._limits)
+            await self._verifier.serve(StreamLink(context))
         except SessionError as error:
             await context.abort(status_of(error.code), error.message)
-        finally:
-            self._num_sessions -= 1
-            if self._num_sessions == 0:
-                self._idle.set()
 
 
 def status_of(code: ErrorCode) -> grpc.StatusCode:

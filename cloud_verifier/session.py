@@ -1,135 +1,89 @@
-"""One session: the protocol's state machine between a link and a target engine.
+"""One session: the protocol's state machine, which outlives the streams it is spoken over.
 
 No gRPC, no thread and no clock of its own, so that tests and simulations drive it through any link.
 
 Between requests the engine's sequence holds all committed tokens but the last, which is fed together with the
-next chain. What is committed depends on the requests and on shared randomness alone, never on time.
+next chain; it can be taken away between requests and is then filled anew. What is committed depends on the
+requests and on shared randomness alone, never on time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import secrets
-from collections.abc import Callable, Sequence
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
-from acespec.cloud_verifier.acceptance import describe_target
-from acespec.cloud_verifier.admission import check_open
-from acespec.cloud_verifier.checker import Checker
+from acespec.cloud_verifier.acceptance import Decision, describe_target
+from acespec.cloud_verifier.batcher import Batcher, Timed
 from acespec.cloud_verifier.committed import CommittedText
 from acespec.cloud_verifier.engine import TargetEngine
-from acespec.cloud_verifier.inbox import Inbox
-from acespec.compute import StepRunner
+from acespec.cloud_verifier.limits import Limits
+from acespec.cloud_verifier.observer import Observer, RoundReport
+from acespec.cloud_verifier.seats import NoRoomError, Seat, Seats
+from acespec.cloud_verifier.steps import Steps
+from acespec.cloud_verifier.tenants import Tenant, TenantLedger
 from acespec.speculation import Weighted
 from acespec.wire import (
-    MAX_CHAIN,
     SEQ_MODULUS,
-    Close,
-    CloudMessage,
-    CloudTransport,
     Codec,
     Commit,
     Decode,
     EndVerdict,
-    ErrorCode,
     MoreDraws,
     MoreTarget,
     Open,
-    Opened,
     RejectVerdict,
-    Resume,
     Round,
-    SessionError,
+    ServerTimes,
     SparseTarget,
     TargetDraws,
     TokenVerdict,
-    decode_first,
     token_bits,
 )
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.errors import malformed
+from acespec.wire.handshake import MAX_RETRY_MS
 
-logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
-PREFILL_CHUNK = 512
-"""Prompt tokens fed in one step: bounds its memory, and how long other sessions wait for their turn."""
+
+class Peer(Protocol):
+    """The edge, over the stream it has now."""
+
+    @property
+    def committed(self) -> int:
+        """Committed tokens the edge had when it resumed over this stream; 0 if it did not resume."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether nobody waits for an answer any more."""
+
+    async def send(self, message: pb.CloudMessage) -> None:
+        """Hand over one message; waits while the edge does not read."""
 
 
 @dataclass(frozen=True)
-class SessionLimits:
-    """What a session may ask for."""
+class Services:
+    """What all sessions of a verifier share."""
 
-    max_chain: int = MAX_CHAIN
-
-
-def no_latency(num_tokens: int) -> float:  # noqa: ARG001 - a latency model's signature
-    """Real steps take their own time."""
-    return 0.0
-
-
-async def serve_session(
-    link: CloudTransport,
-    engine: TargetEngine,
-    runner: StepRunner,
-    *,
-    limits: SessionLimits | None = None,
-    latency_ms: Callable[[int], float] = no_latency,
-    session_id: bytes | None = None,
-) -> None:
-    """Serve one session until the edge closes it.
-
-    ``latency_ms`` tells the runner what a forward of n tokens is expected to take (simulations only). Raises
-    ``SessionError`` with what the edge is to be told; a failure of the verifier itself is INTERNAL and says
-    only where the log has the details. The engine's sequence is freed however the session ends.
-    """
-    session_id = secrets.token_bytes(8) if session_id is None else session_id
-    try:
-        first = await link.receive()
-        if first is None:
-            return
-        request = decode_first(first)
-        if not isinstance(request, Open):
-            raise malformed("sessions cannot be resumed yet")
-        check_open(request, engine.info)
-        checker = Checker(request, engine, runner, latency_ms)
-        try:
-            await _serve(link, request, checker, limits or SessionLimits(), session_id)
-        finally:
-            await checker.free()
-    except SessionError as error:
-        logger.info("session %s ended: %s", session_id.hex(), error.code.value)
-        logger.debug("session %s: %s", session_id.hex(), error.message)
-        raise
-    except Exception as error:
-        logger.exception("session %s failed", session_id.hex())
-        raise SessionError(
-            ErrorCode.INTERNAL,
-            f"the verifier failed; its log has the reason under session {session_id.hex()}; try again",
-        ) from error
+    engine: TargetEngine
+    batcher: Batcher
+    seats: Seats
+    ledger: TenantLedger
+    limits: Limits
+    observer: Observer
 
 
-async def _serve(
-    link: CloudTransport, request: Open, checker: Checker, limits: SessionLimits, session_id: bytes
-) -> None:
-    codec = Codec(request.vocab_size, request.mode)
-    inbox = Inbox(link, codec.decode_edge)
-    session = Session(request, checker, codec, link, inbox, limits)
-    try:
-        await session.begin(session_id)
-        while True:
-            received = await inbox.next()
-            message = received.message
-            if isinstance(message, Close):
-                return
-            elif isinstance(message, MoreDraws):
-                await session.more_draws(message)
-            elif isinstance(message, Open | Resume):
-                raise malformed("the session is open already: open another stream for another session")
-            else:
-                await session.answer(message, received.arrived)
-    finally:
-        inbox.stop()
+class BusyError(Exception):
+    """A message could not be taken now and changed nothing."""
+
+    def __init__(self, retry_ms: int) -> None:
+        super().__init__(retry_ms)
+        self.retry_ms = min(max(1, retry_ms), MAX_RETRY_MS)
 
 
 @dataclass(frozen=True)
@@ -143,67 +97,80 @@ class Rejection:
 
 
 class Session:
-    """The state of one session. Methods raise ``SessionError`` for a request that breaks the protocol."""
+    """The state of one session. Methods raise ``SessionError`` for a request that breaks the protocol.
+
+    Whoever waits for an answer may be cancelled: work that has begun goes on to its end, and the answer is
+    there when the request is repeated over another stream.
+    """
 
     def __init__(
-        self,
-        request: Open,
-        checker: Checker,
-        codec: Codec,
-        link: CloudTransport,
-        inbox: Inbox,
-        limits: SessionLimits,
+        self, session_id: bytes, tenant: Tenant, request: Open, services: Services, max_context: int
     ) -> None:
+        """``max_context`` bounds the positions, whatever the request asks for."""
+        self.id = session_id
+        self.label = hashlib.sha256(session_id).hexdigest()[:16]
+        """Stands for the session in logs, traces and error messages: the id itself lets it be resumed."""
+        self.tenant = tenant
+        self.epoch = request.epoch
+        self.codec = Codec(request.vocab_size, request.mode)
+        self.seat = Seat(min(request.token_limit, max_context), tenant.name)
         self._request = request
-        self._checker = checker
-        self._codec = codec
-        self._link = link
-        self._inbox = inbox
-        self._limits = limits
+        self._services = services
         self._token_bits = token_bits(request.vocab_size)
-        self._text = CommittedText(request, checker.info.max_context)
+        self._text = CommittedText(request, max_context)
+        self._steps = Steps(request, self._text, self.seat, services.batcher, services.engine)
         self._rejection: Rejection | None = None
         self._next_seq = 0
         self._last: Round | Decode | None = None
-        self._answers: list[pb.CloudMessage] = []
+        self._verdict: pb.CloudMessage | None = None
+        self._decoded_from = 0
+        self._work: asyncio.Task[Any] | None = None
 
-    async def begin(self, session_id: bytes) -> None:
-        """Answer ``Open``, then prefill all committed tokens but the last, a chunk at a time."""
-        info = self._checker.info
-        opened = Opened(
-            session_id=session_id,
-            epoch=0,
-            model=info.name,
-            fingerprint=info.fingerprint,
-            max_context=info.max_context,
-            max_chain=self._limits.max_chain,
-        )
-        await self._link.send(self._codec.encode_cloud(opened))
-        prefix = self._text.tokens[:-1]
-        for start in range(0, len(prefix), PREFILL_CHUNK):
-            if self._inbox.closed:
-                return
-            await self._checker.prefill(prefix[start : start + PREFILL_CHUNK])
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values it may come to take."""
+        return self.seat.max_tokens * self._services.engine.info.kv_bytes_per_token
 
-    async def answer(self, request: Round | Decode, arrived: float) -> None:
-        """Answer the next request, or the last one again."""
+    @property
+    def max_committed(self) -> int:
+        """Committed tokens the edge may have: it draws the token after a rejection itself."""
+        return len(self._text.tokens) + int(self._rejection is not None)
+
+    async def sit(self) -> None:
+        """Take the seat, and the tenant's rate for all tokens committed. Raises ``BusyError``."""
+        await self._take_seat(len(self._text.tokens))
+        self._rest()
+
+    async def prefill(self, wanted: Callable[[], bool]) -> None:
+        """Feed the committed tokens while ``wanted``, so that the first request finds them there."""
+        await self._finish_work()
+        with contextlib.suppress(BusyError):  # then the first request has to see to it
+            await self._take_seat(0)
+            await self._own(self._steps.fill(wanted))
+
+    async def end(self) -> None:
+        """Free all it holds; work under way fails for whoever waits for it."""
+        await self._services.seats.leave(self.seat)
+        if self._work is not None:
+            await asyncio.wait([self._work])
+
+    async def answer(self, request: Round | Decode, arrived: float, peer: Peer) -> None:
+        """Answer the next request, or the last one again. Raises ``BusyError`` if it cannot be taken now."""
+        await self._finish_work()
         if self._last is not None and request.seq == self._last.seq:
             if request != self._last:
                 raise malformed(f"request {request.seq} was answered before and now differs")
-            for message in self._answers:
-                await self._link.send(message)
-            return
-        if request.seq != self._next_seq:
-            raise malformed(f"request {request.seq} came where {self._next_seq} is due")
-        self._settle(request)
-        self._last, self._answers = request, []
-        self._next_seq = (self._next_seq + 1) % SEQ_MODULUS
-        if isinstance(request, Round):
-            await self._round(request, arrived)
         else:
-            await self._decode(request, arrived)
+            if request.seq != self._next_seq:
+                raise malformed(f"request {request.seq} came where {self._next_seq} is due")
+            await self._begin(request, arrived)
+        if isinstance(request, Round):
+            assert self._verdict is not None
+            await peer.send(self._verdict)
+        else:
+            await self._decode(request, arrived, peer)
 
-    async def more_draws(self, request: MoreDraws) -> None:
+    async def more_draws(self, request: MoreDraws, peer: Peer) -> None:
         """Answer with what follows the draws sent so far, or with an answer given before."""
         rejection = self._rejection
         if rejection is None or request.position != rejection.position:
@@ -211,36 +178,101 @@ class Session:
         if request.first_index not in rejection.due:
             raise malformed(f"no draws are due from index {request.first_index} on")
         target = self._describe(rejection, request.first_index)
-        await self._link.send(self._codec.encode_cloud(MoreTarget(target)))
+        await peer.send(self.codec.encode_cloud(MoreTarget(target)))
+
+    async def _begin(self, request: Round | Decode, arrived: float) -> None:
+        """Take on a new request, and decide it if it is a round."""
+        if isinstance(request, Decode):
+            await self._take_seat(0)
+            self._rest()
+            self._accept(request)
+            return
+        await self._take_seat(len(request.chain) + 1 + self._steps.missing)
+        try:
+            self._accept(request)
+        except BaseException:
+            self._rest()
+            raise
+        await self._own(self._round(request, arrived))
 
     async def _round(self, request: Round, arrived: float) -> None:
-        self._check_chain(request.chain)
-        # The target's context may end before the request's own limit; the edge cannot know while its first
-        # round travels with Open. The cut looks at positions alone, so it biases nothing.
-        chain = request.chain[: self._text.remaining - 1]
-        decision, times = await self._checker.check(self._text, chain, request.weights[: len(chain)], arrived)
+        """Check the chain, commit what stands and keep the verdict."""
+        # The target's context or the server's limit may end a chain early; the edge cannot know while its
+        # first round travels with Open. The cut looks at positions alone, so it biases nothing.
+        chain = request.chain[: min(self._text.remaining - 1, self._services.limits.max_chain)]
+        decision, times = await self._check(chain, request.weights[: len(chain)], arrived)
         self._text.append(chain[: decision.accepted])
+        verdict: TokenVerdict | EndVerdict | RejectVerdict
         if decision.rejected_by is not None:
             self._rejection = Rejection(decision.rejected_by, position=len(self._text.tokens), due=set())
             target = self._describe(self._rejection, first_index=0)
-            await self._answer(RejectVerdict(request.seq, decision.accepted, target, times))
+            verdict = RejectVerdict(request.seq, decision.accepted, target, times)
         elif decision.next_token is None:
-            await self._answer(EndVerdict(request.seq, decision.accepted, times))
+            verdict = EndVerdict(request.seq, decision.accepted, times)
         else:
             self._text.append((decision.next_token,))
-            await self._answer(TokenVerdict(request.seq, decision.accepted, decision.next_token, times))
+            verdict = TokenVerdict(request.seq, decision.accepted, decision.next_token, times)
+        self._verdict = self.codec.encode_cloud(verdict)
 
-    async def _decode(self, request: Decode, arrived: float) -> None:
-        """Commit up to ``count`` tokens, each by a step of its own: other sessions get their turn."""
-        for _ in range(request.count):
-            decision, times = await self._checker.check(self._text, (), (), arrived)
-            assert decision.next_token is not None
-            position = len(self._text.tokens)
-            self._text.append((decision.next_token,))
-            await self._answer(Commit(position, (decision.next_token,), times.compute_ms))
-            if self._text.finished or self._inbox.closed:
+    async def _decode(self, request: Decode, arrived: float, peer: Peer) -> None:
+        """Send what is committed that the edge lacks, and go on by one token at a time to the count.
+
+        Each token is a step of its own, asked for when the one before is sent: other sessions get their turn,
+        and nothing is computed for an edge that does not read.
+        """
+        text = self._text
+        position = max(self._decoded_from, peer.committed)
+        goal = self._decoded_from + request.count
+        compute_ms = 0.0
+        while True:
+            if position < len(text.tokens):
+                tokens = tuple(text.tokens[position:])
+                await peer.send(self.codec.encode_cloud(Commit(position, tokens, compute_ms)))
+                position += len(tokens)
+            if text.finished or position >= goal or peer.closed:
                 return
+            await self._take_seat_patiently()
+            compute_ms = await self._own(self._decode_one(arrived))
             arrived = asyncio.get_running_loop().time()
+
+    async def _decode_one(self, arrived: float) -> float:
+        """Commit one token; returns the milliseconds its forward took."""
+        decision, times = await self._check((), (), arrived)
+        assert decision.next_token is not None
+        self._text.append((decision.next_token,))
+        return times.compute_ms
+
+    async def _check(
+        self, chain: Sequence[int], weights: Sequence[int], arrived: float
+    ) -> tuple[Decision, ServerTimes]:
+        """Check ``chain``, once the sequence holds what comes before it, and report it."""
+        await self._steps.fill(lambda: True)
+        timed = await self._steps.check(chain, weights)
+        self._report(timed, len(chain), arrived)
+        queue_ms = 1000.0 * max(0.0, timed.started - arrived)
+        return timed.result, ServerTimes(queue_ms, compute_ms=1000.0 * (timed.ended - timed.started))
+
+    def _report(self, timed: Timed[Decision], drafted: int, arrived: float) -> None:
+        self._services.observer.round(
+            RoundReport(
+                session=self.label,
+                tenant=self.tenant.name,
+                drafted=drafted,
+                accepted=timed.result.accepted,
+                arrived=arrived,
+                started=timed.started,
+                ended=timed.ended,
+            )
+        )
+
+    def _accept(self, request: Round | Decode) -> None:
+        """Check a new request against what is committed, and make it the one under way."""
+        self._settle(request)
+        if isinstance(request, Round):
+            self._check_chain(request.chain)
+        self._last, self._verdict = request, None
+        self._decoded_from = len(self._text.tokens)
+        self._next_seq = (self._next_seq + 1) % SEQ_MODULUS
 
     def _settle(self, request: Round | Decode) -> None:
         """Commit the token the edge resampled, and check that both sides have the same committed tokens."""
@@ -263,18 +295,10 @@ class Session:
 
     def _check_chain(self, chain: Sequence[int]) -> None:
         room = self._request.token_limit - len(self._text.tokens) - 1
-        if len(chain) > min(room, self._limits.max_chain):
-            raise malformed(
-                f"a chain of {len(chain)} tokens came where at most {min(room, self._limits.max_chain)} may"
-            )
+        if len(chain) > room:
+            raise malformed(f"a chain of {len(chain)} tokens came where at most {room} may")
         if any(token in self._text.end_token_ids for token in chain[:-1]):
             raise malformed("the chain goes on after an end token")
-
-    async def _answer(self, message: CloudMessage) -> None:
-        """Send a part of the answer to the request under way, and keep it in case the request is repeated."""
-        encoded = self._codec.encode_cloud(message)
-        self._answers.append(encoded)
-        await self._link.send(encoded)
 
     def _describe(self, rejection: Rejection, first_index: int) -> SparseTarget | TargetDraws:
         request = self._request
@@ -284,3 +308,47 @@ class Session:
         if isinstance(target, TargetDraws):
             rejection.due.add(first_index + len(target.ids))
         return target
+
+    async def _own(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work``, for which the seat is held, to its end even if whoever waits is cancelled."""
+        task = asyncio.ensure_future(work)
+        self._work = task
+        task.add_done_callback(self._work_done)
+        return await asyncio.shield(task)
+
+    def _work_done(self, task: asyncio.Task[Any]) -> None:
+        self._rest()
+        if not task.cancelled() and task.exception() is None:
+            self._work = None
+
+    async def _finish_work(self) -> None:
+        """Wait for the work under way for another stream; raises if it failed, then and ever after."""
+        if self._work is not None:
+            await asyncio.shield(self._work)
+
+    def _rest(self) -> None:
+        self._services.seats.rest(self.seat, asyncio.get_running_loop().time())
+
+    async def _take_seat(self, num_tokens: int) -> None:
+        """Get hold of the seat, and of ``num_tokens`` of the tenant's rate. Raises ``BusyError``."""
+        wait_s = await self._seat_wait_s(num_tokens)
+        if wait_s > 0.0:
+            raise BusyError(math.ceil(1000.0 * wait_s))
+
+    async def _seat_wait_s(self, num_tokens: int) -> float:
+        """Get hold of the seat and of the rate, which is 0.0, or of neither: the seconds to wait."""
+        now = asyncio.get_running_loop().time()
+        services = self._services
+        try:
+            await services.seats.take(self.seat, now)
+        except NoRoomError:
+            return services.limits.busy_retry_ms / 1000.0
+        wait_s = services.ledger.take(self.tenant, num_tokens, now)
+        if wait_s > 0.0:
+            self._rest()
+        return wait_s
+
+    async def _take_seat_patiently(self) -> None:
+        """Get hold of the seat for one token, however long that takes."""
+        while (wait_s := await self._seat_wait_s(1 + self._steps.missing)) > 0.0:  # noqa: ASYNC110 - on a clock
+            await asyncio.sleep(wait_s)

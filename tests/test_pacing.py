@@ -8,7 +8,7 @@ import pytest
 
 from acespec.bench.virtual_clock import run_virtual
 from acespec.cloud_verifier.pacing import PacedRunner
-from acespec.cloud_verifier.session import serve_session
+from acespec.cloud_verifier.verifier import Verifier
 from acespec.compute import InlineRunner
 from acespec.wire import TokenVerdict, memory_link
 from fake_draft import hashed_table
@@ -108,7 +108,7 @@ def test_expected_latency_reaches_the_runner() -> None:
         target = TableTargetEngine(hashed_table(8, salt=1), 8)
         edge, cloud = memory_link()
         serving = asyncio.ensure_future(
-            serve_session(cloud, target, InlineRunner(), latency_ms=lambda n: 50.0 + 10.0 * n)
+            Verifier(target, InlineRunner(), latency_ms=lambda n: 50.0 + 10.0 * n).serve(cloud)
         )
         client = VerifierClient(edge, open_request(target, [1, 2, 3]))
         await client.begin()

@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from numpy.typing import NDArray
 
 from acespec.cloud_verifier.engine import Feed, TargetEngine
+from acespec.cloud_verifier.limits import Limits
 from acespec.cloud_verifier.server import (
     ServerOptions,
     VerifierServer,
@@ -27,28 +28,30 @@ from acespec.cloud_verifier.server import (
     serve_until_signal,
 )
 from acespec.cloud_verifier.service import SERVICE_NAME
+from acespec.cloud_verifier.verifier import Verifier
 from acespec.compute import ThreadRunner
 from acespec.edge_runtime.grpc_transport import VerifierChannel
 from acespec.errors import AcespecError
-from acespec.wire import ErrorCode, SessionError, TokenVerdict
+from acespec.wire import ErrorCode, Reset, ResetReason, SessionError, TokenVerdict
 from fake_draft import hashed_table
 from fake_target import TableTargetEngine
-from verifier_client import VerifierClient, decoded_text, open_request, refused
+from verifier_client import VerifierClient, all_answers, decoded_text, open_request, refused
 
 VOCAB = 16
 TABLE = hashed_table(VOCAB, salt=3)
 FREE_PORT = ServerOptions(port=0)
+NO_RESUMING = Limits(resume_ttl_s=0.0)
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @contextlib.asynccontextmanager
 async def running(
-    engine: TargetEngine, options: ServerOptions = FREE_PORT
+    engine: TargetEngine, options: ServerOptions = FREE_PORT, limits: Limits | None = None
 ) -> AsyncIterator[tuple[VerifierServer, str]]:
     """A server and its address."""
     runner = ThreadRunner("target")
-    server = VerifierServer(engine, runner, options)
+    server = VerifierServer(Verifier(engine, runner, limits), options)
     address = await server.start()
     try:
         yield server, address
@@ -196,7 +199,10 @@ async def test_a_client_that_vanishes_while_decoding_leaves_the_others_alone(
 ) -> None:
     target = AnnouncingEngine()
     closed, target.on_close = event_of(asyncio.get_running_loop())
-    async with running(target) as (_, address), client_of(address, target, [2]) as healthy:
+    async with (
+        running(target, limits=NO_RESUMING) as (_, address),
+        client_of(address, target, [2]) as healthy,
+    ):
         async with VerifierChannel(address) as channel:
             client = VerifierClient(channel.session(), open_request(target, [1], token_limit=4000))
             await client.begin()
@@ -215,7 +221,7 @@ async def test_a_call_cancelled_in_a_forward_is_freed_after_it() -> None:
     entered, target.on_forward = event_of(loop)
     closed, target.on_close = event_of(loop)
     target.gate.clear()
-    async with running(target) as (_, address):
+    async with running(target, limits=NO_RESUMING) as (_, address):
         async with client_of(address, target, [1]) as client:
             await client.send(client.next_round([2, 3]))
             await entered.wait()
@@ -227,19 +233,20 @@ async def test_a_call_cancelled_in_a_forward_is_freed_after_it() -> None:
             assert len(await client.decode(2)) == 2
 
 
-async def test_no_more_sessions_than_allowed() -> None:
+async def test_no_more_streams_than_allowed() -> None:
     target = engine()
-    options = replace(FREE_PORT, max_sessions=1)
+    options = replace(FREE_PORT, max_streams=1)
     async with running(target, options) as (_, address), client_of(address, target, [1]) as first:
         await first.decode(1)
         async with client_of(address, target, [1]) as second:
-            error = await refused(second, "the 1 sessions it may hold; try again later")
+            error = await refused(second, "the 1 streams it may hold; try again later")
         assert error.code is ErrorCode.RESOURCE_EXHAUSTED
         await first.decode(1)
 
 
 async def test_health_is_told_until_the_server_stops() -> None:
-    target = engine()
+    target = AnnouncingEngine()
+    entered, target.on_forward = event_of(asyncio.get_running_loop())
     async with running(target) as (server, address):
         assert await health(address) == SERVING
         assert await health(address, "") == SERVING
@@ -251,13 +258,17 @@ async def test_health_is_told_until_the_server_stops() -> None:
                 health_pb2.HealthCheckRequest(service=SERVICE_NAME)
             )
             assert (await watch.read()).status == SERVING
-            await client.decode(1)
+            target.gate.clear()
+            await client.send(client.next_round([2, 3]))
+            await entered.wait()
             stopping = asyncio.create_task(server.stop(30.0))
             assert (await watch.read()).status == NOT_SERVING
             watch.cancel()
-            # What is under way may still end well.
-            await client.decode(client.remaining)
-            assert client.committed == await decoded_text(engine(), client.request)
+            target.gate.set()
+            assert isinstance(await client.receive(), TokenVerdict), "a round under way is answered"
+            assert await client.receive() == Reset(0, ResetReason.SHUTTING_DOWN)
+            with pytest.raises(SessionError, match="shutting down"):
+                await client.receive()
         await stopping
 
 
@@ -276,8 +287,8 @@ async def test_a_stop_without_grace_ends_sessions_and_frees_them() -> None:
         await entered.wait()
         stopping = asyncio.create_task(server.stop(0.0))
         for client in (idle, busy):
-            with pytest.raises(SessionError):
-                await client.receive()
+            with pytest.raises(SessionError, match="shutting down"):
+                await all_answers(client)
         assert not stopping.done(), "a forward runs still"
         target.gate.set()
         await stopping
@@ -285,22 +296,26 @@ async def test_a_stop_without_grace_ends_sessions_and_frees_them() -> None:
 
 
 async def test_a_signal_stops_the_server_and_a_second_one_cuts_the_grace_short() -> None:
-    target = engine()
+    target = AnnouncingEngine()
+    entered, target.on_forward = event_of(asyncio.get_running_loop())
     runner = ThreadRunner("target")
     ready: asyncio.Queue[str] = asyncio.Queue()
-    server = VerifierServer(target, runner, FREE_PORT)
+    server = VerifierServer(Verifier(target, runner), FREE_PORT)
     serving = asyncio.create_task(serve_until_signal(server, 3600.0, ready.put_nowait))
     address = await ready.get()
     async with client_of(address, target, [1]) as client, grpc.aio.insecure_channel(address) as channel:
-        await client.decode(1)
+        target.gate.clear()
+        await client.send(client.next_round([2, 3]))
+        await entered.wait()
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
         assert (await watch.read()).status == SERVING
         os.kill(os.getpid(), signal.SIGINT)
         assert (await watch.read()).status == NOT_SERVING
-        await client.decode(1)
+        assert not serving.done(), "the round may still be answered"
         os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(SessionError):
-            await client.receive()
+        with pytest.raises(SessionError, match="shutting down"):
+            await all_answers(client)
+        target.gate.set()
         await serving
     assert target.sequences == {}
     runner.close()
@@ -311,7 +326,7 @@ async def test_a_taken_port_is_one_line() -> None:
     async with running(target) as (_, address):
         taken = replace(FREE_PORT, port=int(address.rpartition(":")[2]))
         with pytest.raises(AcespecError, match=f"cannot listen on 127.0.0.1 port {taken.port}"):
-            await VerifierServer(target, ThreadRunner("other"), taken).start()
+            await VerifierServer(Verifier(target, ThreadRunner("other")), taken).start()
         with pytest.raises(AcespecError, match=r"Address already in use\); choose another --port"):
             check_address(taken)
     check_address(FREE_PORT)
@@ -334,7 +349,7 @@ async def test_ipv6_addresses_are_written_with_brackets() -> None:
         assert await health(address) == SERVING
 
 
-@pytest.mark.parametrize("changes", [{"port": 65536}, {"port": -1}, {"max_sessions": 0}])
+@pytest.mark.parametrize("changes", [{"port": 65536}, {"port": -1}, {"max_streams": 0}])
 def test_options_out_of_range(changes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):
         ServerOptions(**changes)  # type: ignore[arg-type]

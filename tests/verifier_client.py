@@ -10,7 +10,9 @@ from dataclasses import replace
 import pytest
 
 from acespec.cloud_verifier.engine import TargetEngine
-from acespec.cloud_verifier.session import SessionLimits, serve_session
+from acespec.cloud_verifier.limits import Limits
+from acespec.cloud_verifier.tenants import ANONYMOUS, Tenant
+from acespec.cloud_verifier.verifier import Verifier
 from acespec.compute import InlineRunner, StepRunner
 from acespec.speculation import SamplingParams
 from acespec.wire import (
@@ -23,16 +25,21 @@ from acespec.wire import (
     EdgeMessage,
     EdgeTransport,
     EndVerdict,
+    MoreDraws,
+    MoreTarget,
     Open,
     Opened,
     PrefixCheck,
     RejectVerdict,
     Round,
     SessionError,
+    SparseTarget,
+    TargetDraws,
     TokenVerdict,
     Verdict,
     memory_link,
 )
+from acespec.wire.memory import MemoryCloud
 
 
 def open_request(engine: TargetEngine, prompt: Sequence[int], **changes: object) -> Open:
@@ -78,6 +85,13 @@ class VerifierClient:
             return await self.receive()
         return message
 
+    async def receive_opened(self) -> Opened:
+        """The answer to ``Open`` or ``Resume``, if nothing else was read before."""
+        message = self.codec.decode_cloud(await self.link.receive())
+        assert isinstance(message, Opened)
+        self.opened = message
+        return message
+
     @property
     def remaining(self) -> int:
         return self.request.token_limit - len(self.committed)
@@ -104,12 +118,26 @@ class VerifierClient:
         """Send a round and commit what the verdict says."""
         await self.send(self.next_round(chain, weights, resampled))
         self.seq = (self.seq + 1) % SEQ_MODULUS
-        verdict = await self.receive()
+        return self._commit(await self.receive(), chain)
+
+    def take(self, answer: CloudMessage, chain: Sequence[int]) -> Verdict:
+        """Commit what the verdict on the round just sent by hand says."""
+        self.seq = (self.seq + 1) % SEQ_MODULUS
+        return self._commit(answer, chain)
+
+    def _commit(self, verdict: CloudMessage, chain: Sequence[int]) -> Verdict:
         assert isinstance(verdict, TokenVerdict | EndVerdict | RejectVerdict)
         self.committed += chain[: verdict.accepted]
         if isinstance(verdict, TokenVerdict):
             self.committed.append(verdict.next_token)
         return verdict
+
+    async def more_draws(self, position: int, first_index: int) -> SparseTarget | TargetDraws:
+        """Ask for more draws."""
+        await self.send(MoreDraws(position, first_index))
+        message = await self.receive()
+        assert isinstance(message, MoreTarget)
+        return message.target
 
     async def decode(self, count: int, resampled: int | None = None) -> list[int]:
         """Let the cloud decode up to ``count`` tokens, and commit them."""
@@ -141,27 +169,29 @@ async def refused(client: VerifierClient, reason: str, *messages: EdgeMessage) -
     return caught.value
 
 
+async def serve_stream(verifier: Verifier, cloud: MemoryCloud, tenant: Tenant = ANONYMOUS) -> None:
+    """Serve one stream and end it as the gRPC service does."""
+    try:
+        await verifier.serve(cloud, tenant)
+    except SessionError as error:
+        await cloud.close(error)
+    else:
+        await cloud.close()
+
+
 @contextlib.asynccontextmanager
 async def session(
     engine: TargetEngine,
     request: Open,
     runner: StepRunner | None = None,
-    limits: SessionLimits | None = None,
+    limits: Limits | None = None,
     *,
     begin: bool = True,
 ) -> AsyncIterator[VerifierClient]:
     """A session in this process that has sent its ``Open``; its server has ended when the block is left."""
     edge, cloud = memory_link()
-
-    async def serve() -> None:
-        try:
-            await serve_session(cloud, engine, runner or InlineRunner(), limits=limits)
-        except SessionError as error:
-            await cloud.close(error)
-        else:
-            await cloud.close()
-
-    serving = asyncio.ensure_future(serve())
+    verifier = Verifier(engine, runner or InlineRunner(), limits)
+    serving = asyncio.ensure_future(serve_stream(verifier, cloud))
     client = VerifierClient(edge, request)
     if begin:
         await client.begin()
@@ -170,6 +200,7 @@ async def session(
     finally:
         await edge.close()
         await serving
+        await verifier.drain(0.0)
 
 
 async def decoded_text(engine: TargetEngine, request: Open) -> list[int]:

@@ -1,0 +1,84 @@
+"""A session's steps on the target: filling its sequence with committed tokens, and checking chains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from acespec.cloud_verifier.acceptance import Decision, verify_coupled, verify_residual
+from acespec.cloud_verifier.batcher import Batcher, StepAbandonedError, Timed
+from acespec.cloud_verifier.committed import CommittedText
+from acespec.cloud_verifier.engine import TargetEngine
+from acespec.cloud_verifier.seats import Seat
+from acespec.wire import AcceptanceMode, Open
+
+PREFILL_CHUNK = 512
+"""Committed tokens fed between two looks at whether anybody still waits for them."""
+
+
+class Steps:
+    """Runs one session's forwards, one at a time, on the sequence its seat has while it is held.
+
+    Between checks the sequence holds all committed tokens but the last, which is fed with the next chain.
+    Raises ``StepAbandonedError`` once the seat was left.
+    """
+
+    def __init__(
+        self, request: Open, text: CommittedText, seat: Seat, batcher: Batcher, engine: TargetEngine
+    ) -> None:
+        self._request = request
+        self._text = text
+        self._seat = seat
+        self._batcher = batcher
+        self._engine = engine
+
+    @property
+    def missing(self) -> int:
+        """Committed tokens to be fed before the next check."""
+        return len(self._text.tokens) - 1 - self._seat.filled
+
+    async def fill(self, wanted: Callable[[], bool]) -> None:
+        """Feed the committed tokens the sequence lacks, a chunk at a time while ``wanted``."""
+        while self.missing > 0 and wanted():
+            start = self._seat.filled
+            end = min(start + PREFILL_CHUNK, len(self._text.tokens) - 1)
+            tokens = np.array(self._text.tokens[start:end], dtype=np.int64)
+            await self._batcher.prefill(self._sequence(), tokens)
+            self._seat.filled = end
+
+    async def check(self, chain: Sequence[int], weights: Sequence[int]) -> Timed[Decision]:
+        """One forward of the last committed token and ``chain``, and what it says about the chain.
+
+        An empty chain decodes one token. ``weights`` are the chain's draft weights in residual mode. The text
+        is left as it is; afterwards the sequence holds its tokens and the accepted ones.
+        """
+        sequence, text = self._sequence(), self._text
+        length = len(text.tokens)
+        tokens = np.array([text.tokens[-1], *chain], dtype=np.int64)
+
+        def decide(logits: NDArray[np.float32]) -> Decision:
+            decision = self._decide(logits, chain, weights)
+            self._engine.rollback(sequence, length + decision.accepted)
+            return decision
+
+        timed = await self._batcher.check(sequence, tokens, decide)
+        self._seat.filled = length + timed.result.accepted
+        return timed
+
+    def _sequence(self) -> int:
+        if self._seat.sequence is None:
+            raise StepAbandonedError("the session ended between two steps")
+        return self._seat.sequence
+
+    def _decide(self, logits: NDArray[np.float32], chain: Sequence[int], weights: Sequence[int]) -> Decision:
+        request, text = self._request, self._text
+        position = len(text.tokens)
+        if request.mode is AcceptanceMode.COUPLED:
+            return verify_coupled(
+                logits, chain, request.sampling, text.counts, request.seed, position, text.end_token_ids
+            )
+        return verify_residual(
+            logits, chain, weights, request.sampling, text.counts, request.seed, position, text.end_token_ids
+        )

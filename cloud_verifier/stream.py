@@ -1,0 +1,82 @@
+"""One stream from an edge, from its first message to its end, whatever session is spoken over it."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+
+from acespec.cloud_verifier.inbox import Inbox
+from acespec.cloud_verifier.session import Session
+from acespec.cloud_verifier.tenants import Tenant
+from acespec.wire import CloudTransport, SessionError, pad
+from acespec.wire import verifier_pb2 as pb
+
+
+class Waiting(Enum):
+    """What a stream waits for."""
+
+    EDGE = "edge"
+    """The edge's next message."""
+    READER = "reader"
+    """Room for a message to the edge."""
+    TARGET = "target"
+    """An answer that is being computed."""
+
+
+class Stream:
+    """A link, who speaks over it, and the session they speak of.
+
+    ``end`` may be called from outside the task that serves it; the task then raises ``error``.
+    """
+
+    def __init__(self, link: CloudTransport, tenant: Tenant, *, pad_sizes: bool) -> None:
+        self.tenant = tenant
+        self.session: Session | None = None
+        self.inbox: Inbox | None = None
+        self.committed = 0
+        """Committed tokens the edge had when it resumed over this stream; 0 if it did not resume."""
+        self.over = asyncio.Event()
+        """Set once nobody serves it any more."""
+        self.error: SessionError | None = None
+        self.waiting = Waiting.EDGE
+        loop = asyncio.get_running_loop()
+        self.since = loop.time()
+        """When it began to wait, by the loop's clock."""
+        self._now = loop.time
+        self._link = link
+        self._pad_sizes = pad_sizes
+        self._task = asyncio.current_task()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the edge is known to have gone."""
+        return self.inbox is not None and self.inbox.closed
+
+    async def first(self) -> pb.EdgeMessage | None:
+        """The next message while no session stands; None at the end."""
+        self.wait_for(Waiting.EDGE)
+        return await self._link.receive()
+
+    async def send(self, message: pb.CloudMessage) -> None:
+        """Hand one message to the link; waits while the edge does not read."""
+        self.wait_for(Waiting.READER)
+        await self._link.send(pad(message) if self._pad_sizes else message)
+        self.wait_for(Waiting.TARGET)
+
+    def read_ahead(self, session: Session) -> Inbox:
+        """From now on messages belong to ``session``."""
+        self.session = session
+        self.inbox = Inbox(self._link, session.codec.decode_edge)
+        return self.inbox
+
+    def wait_for(self, waiting: Waiting) -> None:
+        """Note what is waited for from now on."""
+        self.waiting = waiting
+        self.since = self._now()
+
+    def end(self, error: SessionError) -> None:
+        """End the stream with ``error``, unless it is ending already."""
+        if self.error is None:
+            self.error = error
+            assert self._task is not None
+            self._task.cancel()

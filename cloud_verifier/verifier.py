@@ -1,0 +1,376 @@
+"""The verifier without its network: streams in, sessions kept, one target for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from acespec.cloud_verifier.admission import check_open
+from acespec.cloud_verifier.batcher import Batcher, StepAbandonedError, no_latency
+from acespec.cloud_verifier.engine import TargetEngine
+from acespec.cloud_verifier.limits import Limits
+from acespec.cloud_verifier.observer import Observer
+from acespec.cloud_verifier.registry import Registry
+from acespec.cloud_verifier.seats import Seats
+from acespec.cloud_verifier.session import BusyError, Services, Session
+from acespec.cloud_verifier.stream import Stream, Waiting
+from acespec.cloud_verifier.tenants import ANONYMOUS, Tenant, TenantLedger
+from acespec.compute import StepRunner
+from acespec.wire import (
+    Busy,
+    Close,
+    CloudTransport,
+    ErrorCode,
+    MoreDraws,
+    Open,
+    Opened,
+    Reset,
+    ResetReason,
+    Resume,
+    SessionError,
+    decode_first,
+    encode_busy,
+    encode_reset,
+)
+from acespec.wire.errors import malformed
+
+logger = logging.getLogger(__name__)
+
+SESSION_ID_BYTES = 16
+MOST_DROPPED = 1
+"""Messages that may follow an ``Open`` or ``Resume`` that led to no session: the edge does not wait."""
+MS_PER_S = 1000
+
+
+class Verifier:
+    """Serves streams on one target engine. What ends one session ends no other.
+
+    All methods belong to one event loop; the engine steps in the runner's thread.
+    """
+
+    def __init__(
+        self,
+        engine: TargetEngine,
+        runner: StepRunner,
+        limits: Limits | None = None,
+        observer: Observer | None = None,
+        latency_ms: Callable[[int], float] = no_latency,
+    ) -> None:
+        """``latency_ms`` tells the runner what a forward of n tokens is expected to take (simulations)."""
+        limits = limits or Limits()
+        observer = observer or Observer()
+        info = engine.info
+        self.limits = limits
+        self.max_context = min(info.max_context, info.kv_tokens, limits.max_context or info.max_context)
+        """Positions a session may use."""
+        batcher = Batcher(engine, runner, limits, observer, latency_ms)
+        seats = Seats(batcher, limits.evict_after_s, observer)
+        self._services = Services(engine, batcher, seats, TenantLedger(), limits, observer)
+        self._registry = Registry(limits, self._services.ledger)
+        self._streams: set[Stream] = set()
+        self._streams_of: dict[Session, Stream] = {}
+        self._sweeper: asyncio.Task[None] | None = None
+        self._endings: set[asyncio.Task[None]] = set()
+        self._no_stream = asyncio.Event()
+        self._no_stream.set()
+        self._draining = False
+
+    @property
+    def num_streams(self) -> int:
+        """Streams being served."""
+        return len(self._streams)
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions with a stream or without."""
+        return len(self._registry)
+
+    async def serve(self, link: CloudTransport, tenant: Tenant = ANONYMOUS) -> None:
+        """Serve one stream until either side ends it.
+
+        Raises ``SessionError`` with what the edge is to be told; a failure of the verifier itself is INTERNAL
+        and says only where the log has the details. A session whose stream breaks off stays to be resumed.
+        """
+        stream = Stream(link, tenant, pad_sizes=self.limits.pad_sizes)
+        self._streams.add(stream)
+        self._no_stream.clear()
+        self._sweep_from_now_on()
+        try:
+            await self._converse(stream)
+        except asyncio.CancelledError:
+            if stream.error is None:
+                raise
+            await self._say_goodbye(stream, stream.error)
+            self._end_broken(stream, stream.error)
+            raise stream.error from None
+        except SessionError as error:
+            self._end_broken(stream, error)
+            raise
+        except StepAbandonedError:
+            raise SessionError(ErrorCode.UNAVAILABLE, "the session was ended; connect again") from None
+        except Exception as error:
+            internal = self._internal_error(stream)
+            self._end_broken(stream, internal)
+            raise internal from error
+        finally:
+            self._leave(stream)
+
+    async def drain(self, grace_s: float) -> None:
+        """Take nothing new, let requests under way be answered, send ``Reset`` to everyone, free everything.
+
+        What is not answered within ``grace_s`` seconds is ended all the same.
+        """
+        self._draining = True
+        for stream in list(self._streams):
+            if stream.waiting is Waiting.EDGE:
+                stream.end(shutting_down())
+        if self._streams and grace_s > 0.0:
+            await asyncio.wait([asyncio.ensure_future(self._no_stream.wait())], timeout=grace_s)
+        for stream in list(self._streams):
+            stream.end(shutting_down())
+        await self._no_stream.wait()
+        for session in self._registry:
+            self._end(session, "drained")
+        while self._endings:
+            await asyncio.wait(self._endings)
+        await self._services.batcher.stop()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    async def _converse(self, stream: Stream) -> None:
+        session = await self._introduce(stream)
+        if session is None:
+            return
+        inbox = stream.read_ahead(session)
+        try:
+            await stream.send(session.codec.encode_cloud(self._opened(session)))
+            await session.prefill(lambda: not stream.closed and stream.error is None)
+            while not self._draining:
+                stream.wait_for(Waiting.EDGE)
+                received = await inbox.next()
+                stream.wait_for(Waiting.TARGET)
+                message = received.message
+                if isinstance(message, Close):
+                    if not received.lost:
+                        self._end(session, "closed")
+                    return
+                if isinstance(message, Open | Resume):
+                    raise malformed("the session is open already: open another stream for another session")
+                try:
+                    if isinstance(message, MoreDraws):
+                        await session.more_draws(message, stream)
+                    else:
+                        await session.answer(message, received.arrived, stream)
+                except BusyError as busy:
+                    await self._tell_busy(stream, busy)
+            await self._say_goodbye(stream, shutting_down())
+            raise shutting_down()
+        finally:
+            inbox.stop()
+
+    async def _introduce(self, stream: Stream) -> Session | None:
+        """Read until a session stands; None if the edge leaves before."""
+        dropped = MOST_DROPPED
+        while (message := await stream.first()) is not None:
+            if message.WhichOneof("kind") == "close":
+                return None
+            if dropped < MOST_DROPPED and message.WhichOneof("kind") not in ("open", "resume"):
+                dropped += 1
+                continue
+            request = decode_first(message)
+            if self._draining:
+                await stream.send(encode_reset(Reset(request.epoch, ResetReason.SHUTTING_DOWN)))
+                raise shutting_down()
+            try:
+                session = await self._open(request, stream) if isinstance(request, Open) else None
+            except BusyError as busy:
+                await self._tell_busy(stream, busy)
+                dropped = 0
+                continue
+            if isinstance(request, Resume):
+                session = await self._resume(request, stream)
+            if session is not None:
+                self._streams_of[session] = stream
+                return session
+            await stream.send(encode_reset(Reset(request.epoch, ResetReason.UNKNOWN_SESSION)))
+            dropped = 0
+        return None
+
+    async def _open(self, request: Open, stream: Stream) -> Session:
+        """Admit a new session. Raises ``SessionError`` or ``BusyError``."""
+        check_open(request, self._services.engine.info, self.max_context)
+        session = Session(
+            secrets.token_bytes(SESSION_ID_BYTES), stream.tenant, request, self._services, self.max_context
+        )
+        while (victim := self._registry.victim(session)) is not None:
+            self._end(victim, "displaced")
+        self._registry.add(session)
+        try:
+            await session.sit()
+        except BaseException:
+            self._registry.remove(session)
+            self._track(session.end())
+            raise
+        self._services.observer.opened(stream.tenant.name)
+        return session
+
+    async def _resume(self, request: Resume, stream: Stream) -> Session | None:
+        """Give the session to the stream, and take it from one that has it; None if it is not known here."""
+        session = self._registry.find(stream.tenant, request.session_id)
+        if session is None or request.committed > session.max_committed:
+            return None
+        if request.epoch <= session.epoch:
+            raise taken_over()
+        session.epoch = request.epoch
+        older = self._streams_of.get(session)
+        self._streams_of[session] = stream
+        if older is not None:
+            older.session = None  # it has nothing to leave behind any more
+            older.end(taken_over())
+            await older.over.wait()
+            if session.epoch != request.epoch:
+                raise taken_over()
+        self._registry.unpark(session)
+        self._services.seats.unpark(session.seat)
+        stream.committed = request.committed
+        self._services.observer.resumed(stream.tenant.name)
+        return session
+
+    def _opened(self, session: Session) -> Opened:
+        info, limits = self._services.engine.info, self.limits
+        return Opened(
+            session_id=session.id,
+            epoch=session.epoch,
+            model=info.name,
+            fingerprint=info.fingerprint,
+            max_context=self.max_context,
+            max_chain=limits.max_chain,
+            idle_timeout_ms=max(1, round(MS_PER_S * limits.idle_timeout_s)),
+            resume_ttl_ms=round(MS_PER_S * limits.resume_ttl_s),
+            pad_sizes=limits.pad_sizes,
+        )
+
+    async def _tell_busy(self, stream: Stream, busy: BusyError) -> None:
+        self._services.observer.busy(stream.tenant.name)
+        await stream.send(encode_busy(Busy(busy.retry_ms)))
+
+    async def _say_goodbye(self, stream: Stream, error: SessionError) -> None:
+        """Send ``Reset`` before a stream that the shutdown ends."""
+        if self._draining and error.code is ErrorCode.UNAVAILABLE and stream.session is not None:
+            stream.wait_for(Waiting.READER)
+            reset = Reset(stream.session.epoch, ResetReason.SHUTTING_DOWN)
+            with contextlib.suppress(SessionError):
+                await stream.send(encode_reset(reset))
+
+    def _end_broken(self, stream: Stream, error: SessionError) -> None:
+        """Count a refusal, and end the session unless it can be gone on with over another stream."""
+        self._services.observer.refused(error.code.value)
+        session = stream.session
+        if session is not None:
+            logger.info("session %s: stream ended: %s", session.label, error.code.value)
+            logger.debug("session %s: %s", session.label, error.message)
+            if error.code not in (ErrorCode.UNAVAILABLE, ErrorCode.ABORTED):
+                self._end(session, "failed")
+
+    def _internal_error(self, stream: Stream) -> SessionError:
+        label = secrets.token_hex(8) if stream.session is None else stream.session.label
+        logger.exception("session %s failed", label)
+        return SessionError(
+            ErrorCode.INTERNAL, f"the verifier failed; its log has the reason under {label}; try again"
+        )
+
+    def _leave(self, stream: Stream) -> None:
+        """The stream is over: its session, if it has one still, waits for another stream."""
+        session, stream.session = stream.session, None
+        self._streams.discard(stream)
+        if session is not None and self._registry.find(session.tenant, session.id) is session:
+            if self._streams_of.get(session) is stream:
+                del self._streams_of[session]
+            if self.limits.resume_ttl_s > 0.0:
+                self._services.seats.park(session.seat)
+                self._registry.park(session, asyncio.get_running_loop().time())
+            else:
+                self._end(session, "expired")
+        stream.over.set()
+        if not self._streams:
+            self._no_stream.set()
+        self._report_usage()
+
+    def _end(self, session: Session, reason: str) -> None:
+        """End a session for good; what it holds is freed as soon as no step uses it."""
+        if self._registry.remove(session):
+            self._streams_of.pop(session, None)
+            self._services.observer.closed(session.tenant.name, reason)
+            self._track(session.end())
+
+    def _track(self, ending: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(ending)
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    def _report_usage(self) -> None:
+        parked = self._registry.num_parked
+        attached = len(self._registry) - parked
+        self._services.observer.usage(attached, parked, self._services.seats.kv_tokens)
+
+    def _sweep_from_now_on(self) -> None:
+        if self._sweeper is None or self._sweeper.done():
+            self._sweeper = asyncio.ensure_future(self._sweep())
+
+    async def _sweep(self) -> None:
+        """End what has taken too long, while there is anything."""
+        limits, now = self.limits, asyncio.get_running_loop().time
+        while self._streams or len(self._registry):
+            await asyncio.sleep(sweep_interval_s(limits))
+            for stream in list(self._streams):
+                error = overdue(
+                    stream.waiting, now() - stream.since, limits, known=stream.session is not None
+                )
+                if error is not None:
+                    stream.end(error)
+            for session in self._registry.expired(now()):
+                self._end(session, "expired")
+            self._report_usage()
+
+
+def overdue(waiting: Waiting, waited_s: float, limits: Limits, *, known: bool) -> SessionError | None:
+    """Why a stream that has waited ``waited_s`` seconds is ended; None if it may go on.
+
+    ``known``: whether it has a session. A stream that waits for the target is never overdue.
+    """
+    if waiting is Waiting.READER and waited_s > limits.write_timeout_s:
+        return SessionError(
+            ErrorCode.UNAVAILABLE,
+            f"nothing was read for {limits.write_timeout_s:g} s; connect again",
+        )
+    if waiting is Waiting.EDGE and not known and waited_s > limits.open_timeout_s:
+        return SessionError(
+            ErrorCode.UNAVAILABLE, f"no open came within {limits.open_timeout_s:g} s; connect again"
+        )
+    if waiting is Waiting.EDGE and known and waited_s > limits.idle_timeout_s:
+        return SessionError(
+            ErrorCode.UNAVAILABLE, f"no request came for {limits.idle_timeout_s:g} s; connect again to go on"
+        )
+    return None
+
+
+def sweep_interval_s(limits: Limits) -> float:
+    """How often to look for what is overdue: often enough for the shortest time-out, and cheap."""
+    shortest = min(limits.open_timeout_s, limits.idle_timeout_s, limits.write_timeout_s)
+    if limits.resume_ttl_s > 0.0:
+        shortest = min(shortest, limits.resume_ttl_s)
+    return min(1.0, max(0.01, shortest / 4.0))
+
+
+def shutting_down() -> SessionError:
+    """Why a stream ends when the server stops."""
+    return SessionError(ErrorCode.UNAVAILABLE, "the server is shutting down; connect again")
+
+
+def taken_over() -> SessionError:
+    """Why a stream ends whose session goes on over another one."""
+    return SessionError(ErrorCode.ABORTED, "a newer stream has this session; give this one up")

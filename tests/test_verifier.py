@@ -1,0 +1,621 @@
+"""Sessions that outlive their streams: resumed, taken over, put off, evicted, expired, drained, freed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from acespec.bench.virtual_clock import run_virtual
+from acespec.cloud_verifier.engine import Feed
+from acespec.cloud_verifier.limits import Limits
+from acespec.cloud_verifier.tenants import ANONYMOUS, Quota, Tenant
+from acespec.cloud_verifier.verifier import Verifier
+from acespec.compute import InlineRunner, StepRunner, ThreadRunner
+from acespec.speculation import SamplingParams
+from acespec.wire import (
+    AcceptanceMode,
+    Busy,
+    Close,
+    CloudMessage,
+    Commit,
+    ErrorCode,
+    Open,
+    Opened,
+    RejectVerdict,
+    Reset,
+    ResetReason,
+    Resume,
+    SessionError,
+    SparseTarget,
+    memory_link,
+)
+from fake_draft import hashed_table
+from fake_target import TableTargetEngine
+from verifier_client import (
+    VerifierClient,
+    all_answers,
+    decoded_text,
+    open_request,
+    refused,
+    serve_stream,
+    session,
+)
+
+VOCAB = 8
+TABLE = hashed_table(VOCAB, salt=2)
+UNKNOWN = ResetReason.UNKNOWN_SESSION
+
+
+class Edges:
+    """Edges of one verifier, each stream over a link of its own."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self.verifier = verifier
+        self.streams: list[asyncio.Task[None]] = []
+
+    def stream(self, request: Open, tenant: Tenant = ANONYMOUS) -> VerifierClient:
+        """A stream on which nothing was sent yet."""
+        edge, cloud = memory_link()
+        self.streams.append(asyncio.ensure_future(serve_stream(self.verifier, cloud, tenant)))
+        return VerifierClient(edge, request)
+
+    async def opened(self, request: Open, tenant: Tenant = ANONYMOUS) -> VerifierClient:
+        """A session that stands."""
+        client = self.stream(request, tenant)
+        await client.begin()
+        await client.receive_opened()
+        return client
+
+    async def resumed(
+        self, client: VerifierClient, epoch: int = 1, tenant: Tenant = ANONYMOUS
+    ) -> VerifierClient:
+        """Another stream of the client's session, which has sent ``Resume``; the old one is as it was."""
+        assert client.opened is not None
+        again = self.stream(client.request, tenant)
+        again.committed, again.seq = list(client.committed), client.seq
+        await again.send(Resume(client.opened.session_id, epoch, len(client.committed)))
+        return again
+
+
+@contextlib.asynccontextmanager
+async def edges_of(
+    engine: TableTargetEngine, limits: Limits | None = None, runner: StepRunner | None = None
+) -> AsyncIterator[Edges]:
+    """A verifier whose edges are gone when the block is left; everything must then be free."""
+    edges = Edges(Verifier(engine, runner or InlineRunner(), limits))
+    try:
+        yield edges
+    finally:
+        await edges.verifier.drain(0.0)
+        await asyncio.gather(*edges.streams)
+        assert edges.verifier.num_streams == edges.verifier.num_sessions == 0
+        assert engine.sequences == {}
+        assert engine.kv_tokens_used == 0
+
+
+def table_engine(kv_tokens: int = 2**62) -> TableTargetEngine:
+    return TableTargetEngine(TABLE, VOCAB, kv_tokens=kv_tokens)
+
+
+async def lose(client: VerifierClient) -> None:
+    """The stream ends without a ``Close``."""
+    await client.link.close()
+
+
+# --- resuming -------------------------------------------------------------------------------------------
+
+
+async def test_a_lost_verdict_is_answered_from_memory() -> None:
+    engine = table_engine()
+    async with edges_of(engine) as edges:
+        client = await edges.opened(open_request(engine, [1, 2]))
+        request = client.next_round([3, 4])
+        await client.send(request)
+        verdict = await client.receive()
+        await lose(client)
+        forwards = engine.num_forwards
+        again = await edges.resumed(client)
+        await again.send(request)
+        assert await again.receive_opened() == replace(client.opened, epoch=1)  # type: ignore[type-var]
+        assert await again.receive() == verdict
+        assert engine.num_forwards == forwards
+
+
+async def test_a_session_goes_on_over_the_next_stream() -> None:
+    engine = table_engine()
+    request = open_request(engine, [1, 2])
+    expected = await decoded_text(engine, request)
+    async with edges_of(engine) as edges:
+        client = await edges.opened(request)
+        for epoch in range(1, 6):
+            await client.round(expected[len(client.committed) :][:2])
+            await lose(client)
+            client = await edges.resumed(client, epoch)
+        await client.decode(client.remaining)
+        assert client.committed == expected
+        assert engine.num_opened == 2, "one for the reference; the keys and values were kept"
+
+
+class GatedEngine(TableTargetEngine):
+    """A target whose checks wait in their thread until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__(TABLE, VOCAB)
+        self.gate = threading.Event()
+        self.on_entry: Callable[[], None] = lambda: None
+
+    def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
+        if any(feed.num_logits for feed in feeds):
+            self.on_entry()
+            assert self.gate.wait(30.0)
+        return super().step(feeds)
+
+
+@contextlib.asynccontextmanager
+async def under_way(
+    engine: GatedEngine, limits: Limits | None = None
+) -> AsyncIterator[tuple[Edges, VerifierClient]]:
+    """A session whose first round is being computed."""
+    loop, entered, runner = asyncio.get_running_loop(), asyncio.Event(), ThreadRunner("test")
+    engine.on_entry = lambda: loop.call_soon_threadsafe(entered.set)
+    async with edges_of(engine, limits, runner) as edges:
+        client = await edges.opened(open_request(engine, [1]))
+        await client.send(client.next_round([1, 2]))
+        await entered.wait()
+        yield edges, client
+        engine.gate.set()
+    runner.close()
+
+
+async def test_a_round_under_way_when_its_stream_is_lost_is_computed_once() -> None:
+    engine = GatedEngine()
+    async with under_way(engine) as (edges, client):
+        await lose(client)
+        again = await edges.resumed(client)
+        await again.send(again.next_round([1, 2]))
+        await again.receive_opened()
+        engine.gate.set()
+        await again.receive()
+        assert engine.num_forwards == 1
+
+
+async def test_a_newer_stream_takes_the_session_from_one_that_still_stands() -> None:
+    """A half-open connection: the server has not noticed yet that the edge is gone."""
+    engine = GatedEngine()
+    async with under_way(engine) as (edges, client):
+        again = await edges.resumed(client)
+        with pytest.raises(SessionError, match="newer stream") as caught:
+            await all_answers(client)
+        assert caught.value.code is ErrorCode.ABORTED
+        await again.send(again.next_round([1, 2]))
+        engine.gate.set()
+        await again.receive_opened()
+        await again.receive()
+        assert engine.num_forwards == 1
+
+
+async def test_a_stale_stream_cannot_take_the_session_back() -> None:
+    engine = table_engine()
+    async with edges_of(engine) as edges:
+        client = await edges.opened(open_request(engine, [1, 2]))
+        newest = await edges.resumed(client, epoch=5)
+        await newest.receive_opened()
+        for epoch in (1, 4, 5):
+            stale = await edges.resumed(client, epoch)
+            with pytest.raises(SessionError, match="newer stream") as caught:
+                await stale.receive_opened()
+            assert caught.value.code is ErrorCode.ABORTED
+        assert len(await newest.decode(3)) == 3
+
+
+async def test_a_decode_goes_on_after_what_the_edge_has() -> None:
+    engine = table_engine()
+    request = open_request(engine, [1, 2], token_limit=20)
+    expected = await decoded_text(engine, request)
+    async with edges_of(engine) as edges:
+        client = await edges.opened(request)
+        decode = client.next_decode(18)
+        await client.send(decode)
+        for _ in range(3):
+            commit = await client.receive()
+            assert isinstance(commit, Commit)
+            client.committed += commit.tokens
+        await lose(client)
+        again = await edges.resumed(client)
+        await again.send(decode)
+        while not again.finished:
+            commit = await again.receive()
+            assert isinstance(commit, Commit)
+            assert commit.position == len(again.committed)
+            again.committed += commit.tokens
+        assert again.committed == expected
+
+
+async def test_more_draws_can_be_asked_for_over_another_stream() -> None:
+    engine = TableTargetEngine(hashed_table(64, salt=2), 64)
+    request = open_request(
+        engine,
+        [1, 2],
+        mode=AcceptanceMode.RESIDUAL,
+        sampling=SamplingParams(temperature=50.0),
+        token_limit=60,
+    )
+    async with edges_of(engine) as edges:
+        client = await edges.opened(request)
+        rejection: CloudMessage | None = None
+        while not isinstance(rejection, RejectVerdict):
+            rejection = await client.round([3], weights=[65536])
+        assert not isinstance(rejection.target, SparseTarget)
+        await lose(client)
+        again = await edges.resumed(client)
+        await again.receive_opened()
+        first_index = len(rejection.target.ids)
+        more = await again.more_draws(len(again.committed), first_index)
+        assert more == await again.more_draws(len(again.committed), first_index)
+
+
+async def test_the_same_number_with_other_content_is_refused() -> None:
+    engine = table_engine()
+    async with edges_of(engine) as edges:
+        client = await edges.opened(open_request(engine, [1, 2]))
+        request = client.next_round([3, 4])
+        await client.send(request)
+        await client.receive()
+        await lose(client)
+        again = await edges.resumed(client)
+        await refused(again, "answered before and now differs", replace(request, chain=(3, 5)))
+
+
+async def test_an_unknown_session_is_opened_anew_over_the_same_stream() -> None:
+    engine = table_engine()
+    request = open_request(engine, [1, 2])
+    expected = await decoded_text(engine, request)
+    async with edges_of(engine) as edges:
+        client = edges.stream(replace(request, committed=tuple(expected[:7]), epoch=3))
+        await client.send(Resume(b"never heard of", 2, 7))
+        await client.send(client.next_round([0]))  # sent before the answer can be there; dropped
+        assert await client.receive() == Reset(2, UNKNOWN)
+        await client.begin()
+        assert (await client.receive_opened()).epoch == 3
+        client.committed = expected[:7]
+        await client.decode(client.remaining)
+        assert client.committed == expected
+    async with edges_of(engine) as edges:
+        flooding = edges.stream(request)
+        await flooding.send(Resume(b"never heard of", 1, 2))
+        await flooding.send(flooding.next_round([0]))
+        assert await flooding.receive() == Reset(1, UNKNOWN)
+        await refused(flooding, "must be open or resume", flooding.next_round([0]))
+
+
+async def test_an_edge_that_has_more_than_the_server_begins_anew() -> None:
+    engine = table_engine()
+    async with edges_of(engine) as edges:
+        client = await edges.opened(open_request(engine, [1, 2]))
+        client.committed.append(3)
+        again = await edges.resumed(client)
+        assert await again.receive() == Reset(1, UNKNOWN)
+
+
+async def test_another_tenants_session_is_an_unknown_one() -> None:
+    engine = table_engine()
+    owner, thief = Tenant("owner"), Tenant("thief")
+    async with edges_of(engine) as edges:
+        client = await edges.opened(open_request(engine, [1, 2]), owner)
+        again = await edges.resumed(client, tenant=thief)
+        assert await again.receive() == Reset(1, UNKNOWN)
+        assert len(await client.decode(3)) == 3, "its owner goes on undisturbed"
+
+
+async def test_a_closed_session_cannot_be_resumed() -> None:
+    engine = table_engine()
+    async with edges_of(engine) as edges:
+        client = await edges.opened(open_request(engine, [1, 2]))
+        await client.send(Close())
+        await edges.streams[-1]
+        again = await edges.resumed(client)
+        assert await again.receive() == Reset(1, UNKNOWN)
+
+
+# --- memory ---------------------------------------------------------------------------------------------
+
+
+def test_the_session_idle_longest_is_evicted_and_goes_on_as_if_it_were_not() -> None:
+    engine = table_engine(kv_tokens=60)
+    request = open_request(engine, [1, 2, 3], token_limit=20)
+    expected = asyncio.run(decoded_text(engine, request))
+
+    async def main() -> None:
+        async with edges_of(engine, Limits(evict_after_s=1.0)) as edges:
+            clients = []
+            for _ in range(3):
+                clients.append(await edges.opened(request))
+                await asyncio.sleep(2.0)
+            await clients[0].decode(2)  # so the second is idle longest
+            await asyncio.sleep(2.0)
+            fourth = await edges.opened(request)
+            assert engine.kv_tokens_used == 60
+            await clients[2].decode(1)
+            await clients[1].decode(17)  # evicted; takes the place of the first
+            assert clients[1].committed == expected
+            await asyncio.sleep(2.0)
+            await clients[0].decode(15)
+            assert clients[0].committed == expected
+            await fourth.decode(17)
+            assert fourth.committed == expected
+
+    run_virtual(main())
+
+
+async def test_a_session_without_a_stream_is_evicted_first_and_at_once() -> None:
+    engine = table_engine(kv_tokens=40)
+    request = open_request(engine, [1, 2, 3], token_limit=20)
+    async with edges_of(engine, Limits(evict_after_s=1000.0)) as edges:
+        lost = await edges.opened(request)
+        await edges.opened(request)
+        await lost.decode(2)
+        await lose(lost)
+        await edges.streams[0]
+        await (await edges.opened(request)).decode(2)
+        back = await edges.resumed(lost)
+        await back.receive_opened()
+        await back.send(back.next_round([]))
+        assert isinstance(await back.receive(), Busy), "all others were at work lately"
+
+
+def test_an_open_without_room_is_put_off_until_there_is() -> None:
+    async def main() -> None:
+        engine = table_engine(kv_tokens=20)
+        request = open_request(engine, [1, 2, 3], token_limit=20)
+        async with edges_of(engine, Limits(busy_retry_ms=70, evict_after_s=1000.0)) as edges:
+            first = await edges.opened(request)
+            second = edges.stream(request)
+            await second.begin()
+            await second.send(second.next_round([1]))  # sent with Open; dropped with it
+            assert await second.receive() == Busy(70)
+            await first.send(Close())
+            await edges.streams[0]
+            await second.begin()
+            await second.receive_opened()
+            assert len(await second.decode(3)) == 3
+
+    run_virtual(main())
+
+
+async def test_the_server_is_full() -> None:
+    engine = table_engine()
+    request = open_request(engine, [1, 2])
+    async with edges_of(engine, Limits(max_sessions=2)) as edges:
+        lost = await edges.opened(request)
+        await edges.opened(request)
+        third = edges.stream(request)
+        await third.begin()
+        assert isinstance(await third.receive(), Busy)
+        await lose(lost)
+        await edges.streams[0]
+        await third.begin()
+        await third.receive_opened()  # in the place of the one that has no stream
+        back = await edges.resumed(lost)
+        assert await back.receive() == Reset(1, UNKNOWN)
+
+
+# --- quotas ---------------------------------------------------------------------------------------------
+
+
+async def test_a_tenants_quotas() -> None:
+    engine = table_engine()
+    request = open_request(engine, [1, 2], token_limit=20)
+    few, other = Tenant("few", Quota(max_sessions=1)), Tenant("other")
+    small = Tenant("small", Quota(kv_bytes=30 * 1024))  # room for 30 tokens
+    async with edges_of(engine) as edges:
+        first = await edges.opened(request, few)
+        error = await refused(edges.stream(request, few), "max_sessions of tenant 'few' is used up", request)
+        assert error.code is ErrorCode.RESOURCE_EXHAUSTED
+        await edges.opened(request, other)
+        await edges.opened(request, small)
+        await refused(edges.stream(request, small), "kv_bytes of tenant 'small'", request)
+        await lose(first)
+        await edges.streams[0]
+        await edges.opened(request, few)  # in the place of its own that has no stream
+
+
+def test_a_tenant_over_its_rate_is_put_off_and_loses_nothing() -> None:
+    async def main() -> tuple[list[int], float]:
+        engine = table_engine()
+        request = open_request(engine, [1, 2], token_limit=22)
+        slow = Tenant("slow", Quota(tokens_per_s=4.0))
+        started = asyncio.get_running_loop().time()
+        async with edges_of(engine) as edges:
+            client = await edges.opened(request, slow)
+            while len(client.committed) < 12:
+                await client.send(client.next_round([0]))
+                answer = await client.receive()
+                if isinstance(answer, Busy):
+                    await asyncio.sleep(answer.retry_ms / 1000.0)
+                    continue
+                client.take(answer, [0])
+            await client.decode(client.remaining)
+            return client.committed, asyncio.get_running_loop().time() - started
+
+    text, seconds = run_virtual(main())
+    request = open_request(table_engine(), [1, 2], token_limit=22)
+    assert text == asyncio.run(decoded_text(table_engine(), request))
+    assert seconds >= (20 - 4) / 4.0 - 0.1, "twenty tokens at least, four of them at once"
+
+
+# --- time -----------------------------------------------------------------------------------------------
+
+
+def test_streams_that_say_nothing_are_ended() -> None:
+    limits = Limits(open_timeout_s=5.0, idle_timeout_s=30.0, resume_ttl_s=60.0)
+
+    async def main() -> None:
+        engine = table_engine()
+        now = asyncio.get_running_loop().time
+        async with edges_of(engine, limits) as edges:
+            request = open_request(engine, [1, 2])
+            nameless = edges.stream(request)
+            with pytest.raises(SessionError, match="no open came within 5 s") as caught:
+                await nameless.receive()
+            assert caught.value.code is ErrorCode.UNAVAILABLE
+            assert 5.0 < now() < 7.0
+            client = await edges.opened(request)
+            await client.decode(3)
+            with pytest.raises(SessionError, match="no request came for 30 s; connect again to go on"):
+                await client.receive()
+            assert 35.0 < now() < 39.0
+            again = await edges.resumed(client)
+            await again.receive_opened()
+            assert len(await again.decode(3)) == 3
+            await lose(again)
+            await asyncio.sleep(63.0)
+            assert edges.verifier.num_sessions == 0
+            assert engine.sequences == {}
+            too_late = await edges.resumed(client, epoch=2)
+            assert await too_late.receive() == Reset(2, UNKNOWN)
+
+    run_virtual(main())
+
+
+def test_an_edge_that_reads_nothing_is_ended() -> None:
+    class Clogged:
+        """A link that takes ``Opened`` and no message more."""
+
+        def __init__(self, edges: Edges, request: Open) -> None:
+            self.edge, self.cloud = memory_link()
+            self.sent = 0
+
+        async def receive(self) -> object:
+            return await self.cloud.receive()
+
+        async def send(self, message: object) -> None:
+            self.sent += 1
+            if self.sent > 1:
+                await asyncio.Event().wait()
+
+    async def main() -> None:
+        engine = table_engine()
+        async with edges_of(engine, Limits(write_timeout_s=10.0)) as edges:
+            link = Clogged(edges, open_request(engine, [1, 2]))
+            client = VerifierClient(link.edge, open_request(engine, [1, 2], token_limit=500))
+            await client.begin()
+            await client.send(client.next_decode(400))
+            with pytest.raises(SessionError, match="nothing was read for 10 s"):
+                await edges.verifier.serve(link)  # type: ignore[arg-type]
+            assert engine.num_forwards == 1, "nothing is computed for an edge that does not read"
+
+    run_virtual(main())
+
+
+# --- ends -----------------------------------------------------------------------------------------------
+
+
+async def test_a_drain_answers_what_is_under_way_and_sends_everyone_away() -> None:
+    engine = GatedEngine()
+    async with under_way(engine) as (edges, busy):
+        idle = await edges.opened(open_request(engine, [2]))
+        draining = asyncio.ensure_future(edges.verifier.drain(30.0))
+        assert await idle.receive() == Reset(0, ResetReason.SHUTTING_DOWN)
+        late = edges.stream(open_request(engine, [3]))
+        await late.begin()
+        assert await late.receive() == Reset(0, ResetReason.SHUTTING_DOWN)
+        engine.gate.set()
+        await busy.receive()
+        assert await busy.receive() == Reset(0, ResetReason.SHUTTING_DOWN)
+        await draining
+
+
+async def test_a_forward_that_runs_when_its_session_ends_is_waited_for() -> None:
+    engine = GatedEngine()
+    async with under_way(engine, Limits(resume_ttl_s=0.0)) as (edges, client):
+        await lose(client)
+        draining = asyncio.ensure_future(edges.verifier.drain(0.0))
+        await asyncio.sleep(0.01)
+        assert len(engine.sequences) == 1
+        assert not draining.done()
+        engine.gate.set()
+        await draining
+        assert engine.sequences == {}
+
+
+async def test_an_edge_that_leaves_stops_the_decoding() -> None:
+    """After the forward under way: a thread cannot be stopped."""
+    engine, runner = GatedEngine(), ThreadRunner("test")
+    loop, entered = asyncio.get_running_loop(), asyncio.Event()
+    engine.on_entry = lambda: loop.call_soon_threadsafe(entered.set)
+    async with session(engine, open_request(engine, [1], token_limit=1000), runner) as client:
+        await client.send(client.next_decode(900))
+        await entered.wait()
+        await client.link.close()
+        engine.gate.set()
+    assert engine.num_forwards == 1
+    runner.close()
+
+
+async def test_a_close_stops_the_decoding() -> None:
+    engine = table_engine()
+    async with session(engine, open_request(engine, [1], token_limit=1000)) as client:
+        await client.send(client.next_decode(900))
+        await client.send(Close())
+        with pytest.raises(SessionError, match="ended the session"):
+            await all_answers(client)
+    assert 1 <= engine.num_forwards < 10
+
+
+class FailingEngine(TableTargetEngine):
+    """A target that fails on one token."""
+
+    def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
+        if any(feed.num_logits and 7 in feed.tokens for feed in feeds):
+            raise RuntimeError("out of memory at address 0xdeadbeef")
+        return super().step(feeds)
+
+
+async def test_a_failure_ends_its_own_session_and_tells_the_edge_no_detail(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = FailingEngine(hashed_table(7, salt=2), 8)  # token 7 is known and never drawn
+    request = open_request(engine, [1, 2])
+    expected = await decoded_text(engine, request)
+    async with edges_of(engine) as edges:
+        healthy = await edges.opened(request)
+        await healthy.decode(3)
+        broken = await edges.opened(open_request(engine, [7]))
+        error = await refused(broken, "the verifier failed", broken.next_round([]))
+        assert error.code is ErrorCode.INTERNAL
+        assert "deadbeef" not in error.message
+        reference = error.message.partition("under ")[2].partition(";")[0]
+        assert f"session {reference} failed" in caplog.text
+        assert "deadbeef" in caplog.text
+        assert broken.opened is not None
+        assert broken.opened.session_id.hex() not in caplog.text, "whoever has the id can resume the session"
+        await healthy.decode(healthy.remaining)
+        assert healthy.committed == expected
+        again = await edges.resumed(broken)
+        assert await again.receive() == Reset(1, UNKNOWN)
+
+
+async def test_an_open_that_is_refused_leaves_nothing() -> None:
+    engine = table_engine()
+    async with edges_of(engine) as edges:
+        client = edges.stream(open_request(engine, [1], vocabulary_hash=""))
+        await refused(client, "vocabulary", client.request)
+    assert engine.num_opened == 0
+
+
+async def test_padded_streams() -> None:
+    engine = table_engine()
+    async with edges_of(engine, Limits(pad_sizes=True)) as edges:
+        client = await edges.opened(open_request(engine, [1, 2]))
+        assert isinstance(client.opened, Opened)
+        assert client.opened.pad_sizes
+        before = client.link.traffic.down
+        await client.round([3, 4])
+        assert client.link.traffic.down - before == 64
