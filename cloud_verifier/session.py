@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from acespec.cloud_verifier.acceptance import Decision, describe_target
-from acespec.cloud_verifier.batcher import Batcher, Timed
+from acespec.cloud_verifier.batcher import Timed
 from acespec.cloud_verifier.committed import CommittedText
-from acespec.cloud_verifier.engine import TargetEngine
-from acespec.cloud_verifier.limits import Limits
-from acespec.cloud_verifier.observer import Observer, RoundReport
-from acespec.cloud_verifier.seats import NoRoomError, Seat, Seats
+from acespec.cloud_verifier.observer import RoundReport
+from acespec.cloud_verifier.seats import NoRoomError, Seat
+from acespec.cloud_verifier.services import BusyError, Services
 from acespec.cloud_verifier.steps import Steps
-from acespec.cloud_verifier.tenants import Tenant, TenantLedger
+from acespec.cloud_verifier.tenants import Tenant
 from acespec.speculation import Weighted
 from acespec.wire import (
     SEQ_MODULUS,
@@ -46,7 +45,6 @@ from acespec.wire import (
 )
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.errors import malformed
-from acespec.wire.handshake import MAX_RETRY_MS
 
 T = TypeVar("T")
 
@@ -64,26 +62,6 @@ class Peer(Protocol):
 
     async def send(self, message: pb.CloudMessage) -> None:
         """Hand over one message; waits while the edge does not read."""
-
-
-@dataclass(frozen=True)
-class Services:
-    """What all sessions of a verifier share."""
-
-    engine: TargetEngine
-    batcher: Batcher
-    seats: Seats
-    ledger: TenantLedger
-    limits: Limits
-    observer: Observer
-
-
-class BusyError(Exception):
-    """A message could not be taken now and changed nothing."""
-
-    def __init__(self, retry_ms: int) -> None:
-        super().__init__(retry_ms)
-        self.retry_ms = min(max(1, retry_ms), MAX_RETRY_MS)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from acespec.cloud_verifier.limits import Limits
 from acespec.cloud_verifier.observer import Observer
 from acespec.cloud_verifier.registry import Registry
 from acespec.cloud_verifier.seats import Seats
-from acespec.cloud_verifier.session import BusyError, Services, Session
-from acespec.cloud_verifier.stream import Stream, Waiting
+from acespec.cloud_verifier.services import BusyError, Services
+from acespec.cloud_verifier.session import Session
+from acespec.cloud_verifier.stream import Stream, Waiting, overdue, sweep_interval_s
 from acespec.cloud_verifier.tenants import ANONYMOUS, Tenant, TenantLedger
 from acespec.compute import StepRunner
 from acespec.wire import (
@@ -335,35 +336,6 @@ class Verifier:
             for session in self._registry.expired(now()):
                 self._end(session, "expired")
             self._report_usage()
-
-
-def overdue(waiting: Waiting, waited_s: float, limits: Limits, *, known: bool) -> SessionError | None:
-    """Why a stream that has waited ``waited_s`` seconds is ended; None if it may go on.
-
-    ``known``: whether it has a session. A stream that waits for the target is never overdue.
-    """
-    if waiting is Waiting.READER and waited_s > limits.write_timeout_s:
-        return SessionError(
-            ErrorCode.UNAVAILABLE,
-            f"nothing was read for {limits.write_timeout_s:g} s; connect again",
-        )
-    if waiting is Waiting.EDGE and not known and waited_s > limits.open_timeout_s:
-        return SessionError(
-            ErrorCode.UNAVAILABLE, f"no open came within {limits.open_timeout_s:g} s; connect again"
-        )
-    if waiting is Waiting.EDGE and known and waited_s > limits.idle_timeout_s:
-        return SessionError(
-            ErrorCode.UNAVAILABLE, f"no request came for {limits.idle_timeout_s:g} s; connect again to go on"
-        )
-    return None
-
-
-def sweep_interval_s(limits: Limits) -> float:
-    """How often to look for what is overdue: often enough for the shortest time-out, and cheap."""
-    shortest = min(limits.open_timeout_s, limits.idle_timeout_s, limits.write_timeout_s)
-    if limits.resume_ttl_s > 0.0:
-        shortest = min(shortest, limits.resume_ttl_s)
-    return min(1.0, max(0.01, shortest / 4.0))
 
 
 def shutting_down() -> SessionError:
