@@ -12,10 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("prometheus_client", reason="only the edge extra is installed")
-pytest.importorskip("yaml", reason="only the edge extra is installed")
-
 import yaml
 
 from acespec.cloud_verifier.engine import TargetInfo

@@ -14,9 +14,6 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("prometheus_client", reason="only the edge extra is installed")
-
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -10,10 +10,10 @@ import time
 from concurrent import futures
 from typing import Any
 
+import grpc
 import pytest
-
-pytest.importorskip("opentelemetry.sdk", reason="the tracing extra is not installed")
-
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as pb_grpc
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -226,10 +226,6 @@ def report_to(endpoint: str, **variables: str) -> None:
 
 
 def test_a_collector_gets_the_spans_of_a_process_that_ends() -> None:
-    grpc = pytest.importorskip("grpc")
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as pb_grpc
-
     received: list[Any] = []
 
     class Collector(pb_grpc.TraceServiceServicer):
