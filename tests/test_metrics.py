@@ -23,6 +23,7 @@ from acespec.cloud_verifier.metrics import CLOSE_REASONS, OTHER, SECONDS, Promet
 from acespec.cloud_verifier.observer import BatchReport, Observer, RoundReport
 from acespec.errors import AcespecError
 from acespec.wire import ErrorCode
+from observed_session import ACCEPTED, CHAINS, DECODED, FORWARD_S, PROMPT, observed_session
 
 INFO = TargetInfo("smollm2", "f", "v", 100, 64, kv_bytes_per_token=10, kv_tokens=500)
 
@@ -119,6 +120,28 @@ def check_histogram(values: Samples, name: str, observed: list[float]) -> None:
     assert math.inf in buckets
     assert buckets == {bound: sum(value <= bound for value in observed) for bound in buckets}
     assert values[(f"{name}_sum",)] == pytest.approx(sum(observed))
+
+
+def test_a_verifiers_session_is_counted() -> None:
+    observer = PrometheusObserver(INFO)
+    observed_session(observer)
+    values = served(observer)
+    counted = {
+        "rounds": len(CHAINS),
+        "drafted_tokens": sum(CHAINS),
+        "accepted_tokens": ACCEPTED,
+        "decoded_tokens": DECODED,
+        "prefill_tokens": len(PROMPT) - 1,
+        "sessions_opened": 1,
+        "sessions_closed": 1,
+        "refused": 0,
+    }
+    assert {name: total(values, f"acespec_verifier_{name}_total") for name in counted} == counted
+    forwards = values[("acespec_verifier_forward_seconds_count",)]
+    assert values[("acespec_verifier_forward_seconds_sum",)] == pytest.approx(FORWARD_S * forwards)
+    computed = FORWARD_S * (len(CHAINS) + DECODED)
+    assert values[("acespec_verifier_round_compute_seconds_sum",)] == pytest.approx(computed)
+    assert values[("acespec_verifier_sessions", "state=attached")] == 0
 
 
 def test_buckets_reach_from_a_tenth_of_a_millisecond_to_half_a_minute() -> None:

@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioB
 from acespec.cloud_verifier.observer import BatchReport, RoundReport
 from acespec.cloud_verifier.spans import REANCHOR_S, RECENT_BATCHES, SpanObserver, WallClock
 from acespec.cloud_verifier.tracing import exporter_names, tracing_observer
+from observed_session import CHAINS, DECODED, observed_session
 
 EPOCH_NS = 1_900_000_000 * 10**9
 """The wall clock when the loop's clock stands at 0 s."""
@@ -81,6 +82,20 @@ def test_a_round_stands_below_the_forward_it_was_in() -> None:
     assert [span.parent for span in (first, second)] == [None, None]
     assert [span.parent for span in rounds] == [first.context, second.context]
     assert [span.context.trace_id for span in rounds] == [first.context.trace_id, second.context.trace_id]
+
+
+def test_every_round_of_a_verifier_stands_below_its_forward() -> None:
+    traced = Traced()
+    observed_session(traced.observer)
+    batches = {span.context.span_id: span for span in traced.spans if span.name == "batch"}
+    below = [span for span in traced.spans if span.name != "batch"]
+    assert [span.name for span in below] == ["round"] * len(CHAINS) + ["decode"] * DECODED
+    for span in below:
+        assert span.parent is not None
+        batch = batches[span.parent.span_id]
+        assert span.end_time == batch.end_time
+    accepted = [(span.attributes or {})["acespec.accepted"] for span in below]
+    assert accepted == [length - 1 for length in CHAINS] + [0] * DECODED
 
 
 def test_a_round_whose_forward_is_long_past_has_a_trace_of_its_own() -> None:
