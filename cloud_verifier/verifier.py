@@ -90,6 +90,11 @@ class Verifier:
         """Sessions with a stream or without."""
         return len(self._registry)
 
+    @property
+    def num_parked(self) -> int:
+        """Sessions that wait for a stream."""
+        return self._registry.num_parked
+
     async def serve(self, link: CloudTransport, tenant: Tenant = ANONYMOUS) -> None:
         """Serve one stream until either side ends it.
 
@@ -229,6 +234,7 @@ class Verifier:
         session.epoch = request.epoch
         older = self._streams_of.get(session)
         self._streams_of[session] = stream
+        stream.session = session  # from here on it waits for another stream if this one breaks
         if older is not None:
             older.session = None  # it has nothing to leave behind any more
             older.end(taken_over())

@@ -201,6 +201,29 @@ async def test_a_newer_stream_takes_the_session_from_one_that_still_stands() -> 
         assert engine.num_forwards == 1
 
 
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_stream_that_breaks_while_it_takes_over_leaves_the_session_to_the_next(turns: int) -> None:
+    """Cancelled after so many turns of the loop: before, while and after the older stream ends."""
+    engine = GatedEngine()
+    async with under_way(engine) as (edges, client):
+        await edges.resumed(client)
+        takes_over = edges.streams.pop()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        takes_over.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await takes_over
+        await lose(client)
+        engine.gate.set()
+        await asyncio.gather(*edges.streams)
+        assert edges.verifier.num_parked == 1, "a session without a stream waits for one"
+        last = await edges.resumed(client, epoch=2)
+        await last.send(last.next_round([1, 2]))
+        await last.receive_opened()
+        await last.receive()
+        assert engine.num_forwards == 1
+
+
 async def test_a_stale_stream_cannot_take_the_session_back() -> None:
     engine = table_engine()
     async with edges_of(engine) as edges:
