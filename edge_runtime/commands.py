@@ -15,31 +15,26 @@ import click
 
 from acespec.edge_runtime.draft_model import load_draft
 from acespec.edge_runtime.generate import GenerationResult
-from acespec.edge_runtime.request import DraftSettings, GenerationRequest
+from acespec.edge_runtime.link_options import link_options, remote_settings
+from acespec.edge_runtime.outage import OnOutage
+from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest
 from acespec.edge_runtime.runtimes import Provider, runtime_options
 from acespec.errors import AcespecError
 from acespec.models import DEMO_PAIR, bundles_folder, load_tokenizer, pair
 from acespec.models.manifest import Bundle, load_bundle
-from acespec.options import THREADS, FiniteRange, Runtime
+from acespec.options import THREADS, Runtime
 from acespec.speculation import Allocation, SamplingParams
 from acespec.wire import MAX_CHAIN, AcceptanceMode
 
 logger = logging.getLogger(__name__)
 
 PAIR = pair(DEMO_PAIR)
+EXIT_UNVERIFIED = 3
+"""Exit status if an outage left the text without its verified end."""
 
 
 @click.command()
-@click.option("--server", required=True, metavar="HOST:PORT", help="The verifier's address.")
-@click.option(
-    "--connect-timeout",
-    "connect_timeout_s",
-    type=FiniteRange(0.0, min_open=True),
-    default=10.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for the verifier to answer.",
-)
+@link_options
 @click.option(
     "--draft",
     type=click.Path(path_type=Path, file_okay=False),
@@ -96,7 +91,7 @@ PAIR = pair(DEMO_PAIR)
 )
 def generate(
     server: str,
-    connect_timeout_s: float,
+    link: dict[str, Any],
     draft: Path | None,
     prompt: str,
     chat: bool,
@@ -108,8 +103,12 @@ def generate(
     **options: Any,
 ) -> None:
     """Generate text with a draft model here and a verifier in the cloud."""
+    remote = remote_settings(link)
+    if remote.outage.on_outage is OnOutage.DRAFT and policy == "cloud":
+        raise AcespecError("--on-outage draft goes on with the draft model: it needs --policy rounds")
     from acespec.edge_runtime.remote import generate_remotely
     from acespec.edge_runtime.text import IncrementalText, encode_prompt
+    from acespec.edge_runtime.text_display import TextDisplay
 
     bundle = load_bundle(draft if draft is not None else demo_bundle())
     tokenizer = load_tokenizer(bundle.tokenizer_path)
@@ -119,26 +118,36 @@ def generate(
     text = IncrementalText(tokenizer)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
-
-    def show(piece: str) -> None:
-        if not as_json:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-
+    output = io.StringIO() if as_json else sys.stdout
+    display = TextDisplay(output, text, shows_provisional=output.isatty())
     try:
         result = asyncio.run(
             generate_remotely(
-                server, bundle, request, model, settings, lambda ids: show(text.push(ids)), connect_timeout_s
+                server,
+                bundle,
+                request,
+                model,
+                settings,
+                display.commit,
+                remote,
+                display.show_provisional,
             )
         )
     except AcespecError:
         if text.text:
-            show("\n")  # the error gets a line of its own
+            display.finish()  # the error gets a line of its own
         raise
-    show(text.finish() + "\n")
+    display.finish()
     logger.info("%s", summary(result))
     if as_json:
-        click.echo(json.dumps(report(result, text.text)))
+        click.echo(json.dumps(report(result, text.text, text.preview(result.provisional))))
+    if result.finish_reason is FinishReason.OUTAGE:
+        click.echo(
+            f"acespec: the verifier stayed out of reach: {len(result.provisional)} more tokens are drafted "
+            "and unverified (--json has them)",
+            err=True,
+        )
+        raise SystemExit(EXIT_UNVERIFIED)
 
 
 def requested(
@@ -191,11 +200,13 @@ def summary(result: GenerationResult) -> str:
     return ", ".join(parts)
 
 
-def report(result: GenerationResult, text: str) -> dict[str, Any]:
+def report(result: GenerationResult, text: str, provisional_text: str) -> dict[str, Any]:
     """What ``--json`` prints."""
     return {
         "tokens": result.tokens,
         "text": text,
+        "provisional": result.provisional,
+        "provisional_text": provisional_text,
         "finish_reason": result.finish_reason.value,
         "metrics": dataclasses.asdict(result.metrics),
     }

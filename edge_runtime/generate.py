@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from acespec.edge_runtime.connection import Connector
 from acespec.edge_runtime.controller import Controller
 from acespec.edge_runtime.draft_model import DraftModel
 from acespec.edge_runtime.drafter import Drafter, DraftRules
+from acespec.edge_runtime.outage import OutageError
 from acespec.edge_runtime.policies import CloudPolicy, Policy, RoundsPolicy
 from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest
-from acespec.edge_runtime.session import EdgeSession
+from acespec.edge_runtime.session import EdgeSession, SessionSettings, ignore
 from acespec.edge_runtime.statistics import GenerationMetrics, Statistics
 from acespec.edge_runtime.step_clock import StepClock
-from acespec.wire import EdgeTransport, SessionError
-
-
-@dataclass(frozen=True)
-class TargetIdentity:
-    """The target the edge expects; an empty field accepts any."""
-
-    model: str = ""
-    fingerprint: str = ""
-    vocabulary_hash: str = ""
+from acespec.wire import SessionError
 
 
 @dataclass(frozen=True)
@@ -34,40 +27,53 @@ class GenerationResult:
     """Generated tokens, the prompt excluded."""
     finish_reason: FinishReason
     metrics: GenerationMetrics
+    provisional: list[int] = field(default_factory=list)
+    """Tokens behind them that nobody verified: an outage outlasted its time-out (`OnOutage.DRAFT`)."""
 
 
 async def generate(
-    transport: EdgeTransport,
+    connector: Connector,
     request: GenerationRequest,
     vocab_size: int,
     draft: DraftModel | None,
     settings: DraftSettings | None = None,
-    target: TargetIdentity | None = None,
-    on_tokens: Callable[[list[int]], object] | None = None,
+    session_settings: SessionSettings | None = None,
+    on_tokens: Callable[[list[int]], object] = ignore,
+    on_provisional: Callable[[list[int]], object] = ignore,
 ) -> GenerationResult:
-    """Generate one continuation of ``request`` over ``transport``, which is closed at the end.
+    """Generate one continuation of ``request`` over streams from ``connector``, closed at the end.
 
     ``vocab_size`` is the tokenizer's, which both models share. ``draft`` None lets the cloud decode alone.
-    ``on_tokens`` is called with the tokens of every commit as it happens.
-    Raises ``SessionError`` if the verifier refuses or is lost, ``ValueError`` for settings out of range.
+    ``on_tokens`` is called with the tokens of every commit as it happens: each token once, in order, whatever
+    happens to the link. ``on_provisional`` is called with all that is provisional behind them, whenever that
+    changes.
+
+    Raises ``OutageError`` if the verifier stays out of reach (with `OnOutage.DRAFT` what there is is returned
+    instead), ``SessionError`` if it refuses, ``ValueError`` for settings out of range.
     """
+    statistics = Statistics()
+    policy, controller, clock = _policy(request, draft, settings or DraftSettings())
+    session = EdgeSession(
+        connector, request, vocab_size, statistics, session_settings, on_provisional=on_provisional
+    )
     try:
-        statistics = Statistics()
-        session = EdgeSession(transport, request, vocab_size, statistics)
-        policy, controller, clock = _policy(request, draft, settings or DraftSettings())
-        identity = target or TargetIdentity()
-        await session.open(identity.model, identity.fingerprint, identity.vocabulary_hash)
+        await session.open()
         async for tokens in policy.run(session):
-            if on_tokens is not None:
-                on_tokens(tokens)
+            on_tokens(tokens)
         with contextlib.suppress(SessionError):  # the text is whole, whether or not this arrives
             await session.close()
+    except OutageError:
+        if not session.outage.drafts:
+            raise
     finally:
-        await transport.close()
-    assert session.finished is not None
+        await session.connection.close()
     outcomes = None if controller is None else controller.outcomes
-    metrics = statistics.report(transport.traffic, clock, outcomes)
-    return GenerationResult(session.committed[len(request.prompt) :], session.finished, metrics)
+    return GenerationResult(
+        tokens=session.committed[len(request.prompt) :],
+        finish_reason=session.finished or FinishReason.OUTAGE,
+        metrics=statistics.report(session.connection.traffic, clock, outcomes),
+        provisional=session.provisional,
+    )
 
 
 def _policy(

@@ -3,53 +3,68 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 
+from acespec.edge_runtime.channel_security import ChannelSecurity
+from acespec.edge_runtime.grpc_status import connect_error, stream_error
 from acespec.errors import AcespecError
-from acespec.wire import ErrorCode, LinkBytes, SessionError
+from acespec.wire import EdgeTransport, LinkBytes, SessionError
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.verifier_pb2_grpc import VerifierStub
 
 T = TypeVar("T")
 
-CHANNEL_OPTIONS: list[tuple[str, int]] = [
-    # NAT tables forget a silent TCP connection after a few minutes: ping before that.
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.max_pings_without_data", 0),
-]
+
+@dataclass(frozen=True)
+class LinkSettings:
+    """How to reach a verifier. Raises ``ValueError`` naming the field that is out of range."""
+
+    security: ChannelSecurity = field(default_factory=ChannelSecurity)
+    keepalive_s: float = 60.0
+    """Seconds of silence before a ping asks whether the connection still stands: NAT tables forget a silent
+    one after a few minutes. Servers refuse pings that come too often (AceSpec's: within 20 s)."""
+    keepalive_timeout_s: float = 20.0
+    """Seconds the ping may take to come back before the connection counts as lost."""
+
+    def __post_init__(self) -> None:
+        for name in ("keepalive_s", "keepalive_timeout_s"):
+            if not 1.0 <= getattr(self, name) <= 86_400.0:
+                raise ValueError(f"{name} must be between 1 and 86400, not {getattr(self, name)}")
+
+    def channel_options(self) -> list[tuple[str, Any]]:
+        """gRPC's settings."""
+        return [
+            ("grpc.keepalive_time_ms", round(1000 * self.keepalive_s)),
+            ("grpc.keepalive_timeout_ms", round(1000 * self.keepalive_timeout_s)),
+            ("grpc.http2.max_pings_without_data", 0),
+            # Another channel to the address is another connection: this one may be dead without knowing it.
+            ("grpc.use_local_subchannel_pool", 1),
+            *self.security.channel_options(),
+        ]
 
 
 class VerifierChannel:
-    """A connection to one verifier; sessions share it. An asynchronous context manager."""
+    """A channel to one verifier; sessions may share it. An asynchronous context manager."""
 
-    def __init__(self, address: str, connect_timeout_s: float = 10.0) -> None:
-        """Raises ``AcespecError`` for an address that is not ``HOST:PORT``."""
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise AcespecError(f"the verifier's address must be HOST:PORT, not {address!r}")
+    def __init__(self, address: str, settings: LinkSettings | None = None) -> None:
+        """Raises ``AcespecError`` for an address that is not ``HOST:PORT`` and for unusable credentials."""
         self.address = address
-        self._connect_timeout_s = connect_timeout_s
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._settings = settings or LinkSettings()
+        self._settings.security.check_host(host_of(address))
+        options = self._settings.channel_options()
+        credentials = self._settings.security.credentials()
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(address, options=options)
+        else:
+            self._channel = grpc.aio.secure_channel(address, credentials, options=options)
 
     async def __aenter__(self) -> VerifierChannel:
-        try:
-            await asyncio.wait_for(self._channel.channel_ready(), self._connect_timeout_s)
-        except asyncio.TimeoutError:
-            await self._channel.close()
-            raise SessionError(
-                ErrorCode.UNAVAILABLE,
-                f"no verifier answers at {self.address} (waited {self._connect_timeout_s:g} s): "
-                "check the address, or start one with: acespec serve",
-            ) from None
-        except BaseException:
-            await self._channel.close()
-            raise
         return self
 
     async def __aexit__(
@@ -58,21 +73,72 @@ class VerifierChannel:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection and all streams over it."""
         await self._channel.close()
 
     def session(self) -> GrpcTransport:
-        """A new session's stream."""
-        return GrpcTransport(VerifierStub(self._channel).Session(), self.address)
+        """A new stream; whether the verifier can be reached shows when it is used."""
+        return GrpcTransport(self._call(), self.address)
+
+    async def connect(self, timeout_s: float) -> GrpcTransport:
+        """A stream to a verifier that is there. Raises ``SessionError`` if none is within ``timeout_s``."""
+        call = self._call()
+        try:
+            await asyncio.wait_for(call.wait_for_connection(), timeout_s)
+        except asyncio.TimeoutError:
+            raise self._unreachable(f"no connection within {timeout_s:.3g} s") from None
+        except grpc.aio.AioRpcError as error:
+            raise self._unreachable(error.details() or "") from None
+        return GrpcTransport(call, self.address, on_close=self.close)
+
+    def _call(self) -> grpc.aio.StreamStreamCall[pb.EdgeMessage, pb.CloudMessage]:
+        call: grpc.aio.StreamStreamCall[pb.EdgeMessage, pb.CloudMessage] = VerifierStub(
+            self._channel
+        ).Session(metadata=self._settings.security.metadata)
+        return call
+
+    def _unreachable(self, detail: str) -> SessionError:
+        return connect_error(detail, self.address, self._settings.security.tls)
+
+
+class GrpcConnector:
+    """Reaches one verifier (a ``Connector``); each stream has a connection of its own.
+
+    A lost stream may have left a connection that looks alive, and gRPC would wait as long as it likes before
+    it made another.
+    """
+
+    def __init__(self, address: str, settings: LinkSettings | None = None) -> None:
+        """Raises ``AcespecError`` as ``VerifierChannel`` does, when the first stream is made."""
+        self._address = address
+        self._settings = settings
+
+    async def __call__(self, timeout_s: float) -> EdgeTransport:
+        """One attempt. Raises ``SessionError`` if it fails."""
+        channel = VerifierChannel(self._address, self._settings)
+        try:
+            return await channel.connect(timeout_s)
+        except BaseException:
+            await channel.close()
+            raise
 
 
 class GrpcTransport:
     """``EdgeTransport`` over one bidirectional gRPC stream."""
 
     def __init__(
-        self, call: grpc.aio.StreamStreamCall[pb.EdgeMessage, pb.CloudMessage], address: str
+        self,
+        call: grpc.aio.StreamStreamCall[pb.EdgeMessage, pb.CloudMessage],
+        address: str,
+        on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """``on_close`` closes what was opened for this stream alone."""
         self._call = call
         self._address = address
+        self._on_close = on_close
         self._traffic = LinkBytes()
         self._status: tuple[grpc.StatusCode, str] | None = None
         call.add_done_callback(self._note_status)
@@ -100,6 +166,8 @@ class GrpcTransport:
 
     async def close(self) -> None:
         self._call.cancel()
+        if self._on_close is not None:
+            await self._on_close()
 
     def _note_status(self, _: object) -> None:
         """Keep the status the stream ended with, at the moment it is there.
@@ -116,23 +184,15 @@ class GrpcTransport:
         await self._call.code()  # waits for the end
         assert self._status is not None
         status, detail = self._status
-        if status is grpc.StatusCode.OK:
-            return SessionError(
-                ErrorCode.UNAVAILABLE, f"the verifier at {self._address} ended the session early; try again"
-            )
-        if status is grpc.StatusCode.UNAVAILABLE:
-            return SessionError(
-                ErrorCode.UNAVAILABLE,
-                f"lost the verifier at {self._address} ({detail}); is it still running?",
-            )
-        if status is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in detail:  # gRPC's own words
-            return SessionError(
-                ErrorCode.RESOURCE_EXHAUSTED,
-                f"the verifier takes no message as large as this prompt ({detail}); shorten the prompt",
-            )
-        known = {code.value for code in ErrorCode}
-        code = ErrorCode(status.name) if status.name in known else ErrorCode.INTERNAL
-        return SessionError(code, f"the verifier refused: {detail}")
+        return stream_error(status, detail or "", self._address)
+
+
+def host_of(address: str) -> str:
+    """The host of ``HOST:PORT``. Raises ``AcespecError`` for anything else."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise AcespecError(f"the verifier's address must be HOST:PORT, not {address!r}")
+    return host
 
 
 def result_at_once(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from acespec.edge_runtime.controller import Controller
 from acespec.edge_runtime.drafter import Chain, Drafter
 from acespec.edge_runtime.outcome_tree import OutcomeTree
+from acespec.edge_runtime.provisional import ProvisionalLine
 from acespec.edge_runtime.resampler import Resolution, resolve
-from acespec.edge_runtime.session import EdgeSession
+from acespec.edge_runtime.session import Arrival, EdgeSession
 from acespec.edge_runtime.step_clock import now_ms
-from acespec.wire import Verdict
+from acespec.wire import AcceptanceMode
 
 
 class Policy(Protocol):
@@ -36,102 +37,174 @@ class CloudPolicy:
 
 
 class RoundsPolicy:
-    """The paper's Algorithm 1: send a chain, grow the outcome tree until the verdict, go on from the tree."""
+    """The paper's Algorithm 1: send a chain, grow the outcome tree until the verdict, go on from the tree.
+
+    If the link is lost meanwhile, and the session is to go on nevertheless, a provisional line takes the
+    tree's place; afterwards it gives the next chains until it ends or a token of it is rejected.
+    """
 
     def __init__(self, drafter: Drafter, controller: Controller) -> None:
         self._drafter = drafter
         self._controller = controller
 
     async def run(self, session: EdgeSession) -> AsyncIterator[list[int]]:
-        chain = Chain()
+        drafted = Chain()
         while session.finished is None:
-            length = self._chain_length(session)
+            length = self._chain_length(session, len(drafted))
             if length is None:  # the draft's context is full: the target goes on alone
+                session.show_provisional([])
                 async for tokens in CloudPolicy().run(session):
                     yield tokens
                 return
-            await self._drafter.draft(session.committed, chain, length)
-            chain, tokens = await self._round(session, chain)
+            await self._drafter.draft(session.committed, drafted, length)
+            drafted, tokens = await self._round(session, drafted, length)
             yield tokens
+            if session.provisional:  # what of it was not committed is still so, or was ruled out
+                still = session.provisional[len(tokens) :]
+                session.show_provisional(still if drafted.tokens[: len(still)] == still else [])
 
-    def _chain_length(self, session: EdgeSession) -> int | None:
+    def _chain_length(self, session: EdgeSession, num_drafted: int) -> int | None:
         """How many tokens the next chain has; None if the draft model can take no more context.
 
-        It depends on lengths alone, never on drawn tokens (docs/exactness.md).
+        In residual mode it depends on lengths alone, never on drawn tokens (docs/exactness.md), and not on
+        what an outage left behind either, so that the text does not. In coupled mode nothing can change the
+        text: ``num_drafted`` tokens that wait already are sent all at once.
         """
         room = self._drafter.max_chain(len(session.committed))
-        return min(self._controller.settings.gamma, session.remaining - 1, room) if room >= 1 else None
+        if room < 1:
+            return None
+        longest = self._controller.settings.gamma
+        if session.request.mode is AcceptanceMode.COUPLED:
+            longest = max(longest, num_drafted)
+        return min(longest, session.max_chain, session.remaining - 1, room)
 
-    async def _round(self, session: EdgeSession, chain: Chain) -> tuple[Chain, list[int]]:
-        """One round; returns the next chain as far as the tree had it, and the tokens committed."""
+    async def _round(self, session: EdgeSession, drafted: Chain, length: int) -> tuple[Chain, list[int]]:
+        """One round of ``length`` tokens of ``drafted``.
+
+        Returns what is drafted behind the tokens it committed, and these.
+        """
         controller = self._controller
+        chain = Chain(drafted.drafted[:length])
         plan = controller.plan(len(session.committed))
         session.statistics.budgets.append(plan.budget)
         await session.send_round(chain)
         sent_ms = now_ms()
-        tree = OutcomeTree(self._drafter, session.committed, chain, plan.bucket)
-        allocation = controller.outcomes.allocation(plan.num_branches, chain.confidences)
-        tree.plant(allocation, plan.gamma, session.token_limit)
-        verdict, arrived_ms = await self._grow_until_verdict(session, tree, sent_ms, plan.bucket)
-        resolution = await resolve(session, chain, verdict)
-        self._observe(session, tree, chain, verdict, resolution, arrived_ms - sent_ms)
-        return self._go_on(session, tree, chain, resolution)
+        growth: OutcomeTree | ProvisionalLine
+        if len(drafted) > len(chain):
+            growth = ProvisionalLine(self._drafter, session.committed, chain, drafted.drafted)
+        else:
+            growth = OutcomeTree(self._drafter, session.committed, chain, plan.bucket)
+            allocation = controller.outcomes.allocation(plan.num_branches, chain.confidences)
+            growth.plant(allocation, min(plan.gamma, session.max_chain), session.token_limit)
+        arrival, growth = await self._grow_until_verdict(session, growth, chain, sent_ms, plan.bucket)
+        resolution = await resolve(session, chain, arrival.verdict)
+        self._observe(session, growth, chain, arrival, resolution, sent_ms)
+        return self._go_on(session, growth, chain, resolution)
 
     async def _grow_until_verdict(
-        self, session: EdgeSession, tree: OutcomeTree, sent_ms: float, bucket: int
-    ) -> tuple[Verdict, float]:
+        self,
+        session: EdgeSession,
+        growth: OutcomeTree | ProvisionalLine,
+        chain: Chain,
+        sent_ms: float,
+        bucket: int,
+    ) -> tuple[Arrival, OutcomeTree | ProvisionalLine]:
         """Grow one step at a time; the moment the verdict is there, growth is over, whatever it reached."""
         receiving = asyncio.ensure_future(session.receive_verdict())
         try:
-            while not receiving.done() and tree.can_grow():
+            while not receiving.done() and growth.can_grow() and not self._drafts_on(session):
                 if not self._controller.worth_a_step(now_ms(), sent_ms, bucket):
-                    await self._wait(session, receiving, self._controller.overdue_ms(now_ms(), sent_ms))
-                    if receiving.done():
+                    overdue_ms = self._controller.overdue_ms(now_ms(), sent_ms)
+                    await self._wait(session, receiving, overdue_ms)
+                    if receiving.done() or self._drafts_on(session):
                         break
-                await tree.grow()
-            await self._wait(session, receiving, None)
-            return receiving.result()
+                await growth.grow()
+            while not receiving.done():
+                if self._drafts_on(session):
+                    if isinstance(growth, OutcomeTree):
+                        growth = ProvisionalLine(self._drafter, session.committed, chain, chain.drafted)
+                    await self._draft_on(session, growth, receiving)
+                await self._wait(session, receiving, None)
+            return receiving.result(), growth
         finally:
             receiving.cancel()
 
-    async def _wait(
-        self, session: EdgeSession, receiving: asyncio.Future[tuple[Verdict, float]], at_most_ms: float | None
+    def _drafts_on(self, session: EdgeSession) -> bool:
+        """Whether the draft model has to go on without the verifier."""
+        return session.outage.drafts and session.outage.down.is_set()
+
+    async def _draft_on(
+        self, session: EdgeSession, line: ProvisionalLine, receiving: asyncio.Future[Arrival]
     ) -> None:
-        """Leave the engine idle for the verdict; counted as waiting."""
+        """Extend the provisional line, and show it, until the link is up, the verdict is there or it ends."""
+        session.show_provisional(line.tokens)
+        while not receiving.done() and session.outage.down.is_set():
+            if not line.can_extend(session.remaining):
+                await self._wait(session, receiving, None, wakes_on_outage=False)
+                return
+            await line.extend()
+            session.show_provisional(line.tokens)
+
+    async def _wait(
+        self,
+        session: EdgeSession,
+        receiving: asyncio.Future[Arrival],
+        at_most_ms: float | None,
+        wakes_on_outage: bool = True,
+    ) -> None:
+        """Leave the engine idle for the verdict; counted as waiting.
+
+        ``wakes_on_outage``: return early if the draft model has to go on.
+        """
         started_ms = now_ms()
-        await asyncio.wait({receiving}, timeout=None if at_most_ms is None else at_most_ms / 1000.0)
+        waits: list[asyncio.Future[Any]] = [receiving]
+        if session.outage.drafts and wakes_on_outage:
+            waits.append(asyncio.ensure_future(session.outage.down.wait()))
+        timeout_s = None if at_most_ms is None else at_most_ms / 1000.0
+        try:
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for other in waits[1:]:
+                other.cancel()
         session.statistics.waiting_ms += now_ms() - started_ms
 
     def _observe(
         self,
         session: EdgeSession,
-        tree: OutcomeTree,
+        growth: OutcomeTree | ProvisionalLine,
         chain: Chain,
-        verdict: Verdict,
+        arrival: Arrival,
         resolution: Resolution,
-        round_ms: float,
+        sent_ms: float,
     ) -> None:
         statistics, controller = session.statistics, self._controller
-        statistics.round_trips_ms.append(controller.observe_round(round_ms, verdict.times))
-        statistics.verify_ms.append(verdict.times.queue_ms + verdict.times.compute_ms)
+        times = arrival.verdict.times
+        if not arrival.disturbed:
+            statistics.round_trips_ms.append(controller.observe_round(arrival.at_ms - sent_ms, times))
+        statistics.verify_ms.append(times.queue_ms + times.compute_ms)
         accepted, rejected = resolution.accepted, resolution.rejected
         statistics.accepted += accepted
         statistics.tested += accepted + int(rejected)
         rank = None
-        if resolution.next_token is not None:
-            rank = tree.rank_of((accepted, resolution.next_token), controller.outcomes.horizon)
+        # A chain that the server cut ends in a token nobody ranked candidates for.
+        if resolution.next_token is not None and (rejected or accepted == len(chain)):
+            rank = growth.rank_of((accepted, resolution.next_token), controller.outcomes.horizon)
         controller.outcomes.observe(chain.confidences, accepted, rejected, rank)
 
     def _go_on(
-        self, session: EdgeSession, tree: OutcomeTree, chain: Chain, resolution: Resolution
+        self,
+        session: EdgeSession,
+        growth: OutcomeTree | ProvisionalLine,
+        chain: Chain,
+        resolution: Resolution,
     ) -> tuple[Chain, list[int]]:
-        """Take the chain of this outcome's branch (a hit) or begin anew from the truth (a miss); commit."""
+        """Take what was drafted for this outcome (a hit) or begin anew from the truth (a miss); commit."""
         tokens = chain.tokens[: resolution.accepted]
         if resolution.next_token is not None:
             tokens.append(resolution.next_token)
-        next_chain = tree.settle(resolution.accepted, resolution.next_token)
+        drafted = growth.settle(resolution.accepted, resolution.next_token)
         session.commit(tokens, resolution.resampled)
-        if session.finished is None and self._chain_length(session) not in (None, 0):
+        if session.finished is None and self._chain_length(session, 0) not in (None, 0):
             session.statistics.lookups += 1
-            session.statistics.hits += int(next_chain is not None)
-        return next_chain or Chain(), tokens
+            session.statistics.hits += int(drafted is not None)
+        return drafted or Chain(), tokens

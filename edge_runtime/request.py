@@ -17,6 +17,8 @@ class FinishReason(str, Enum):
 
     END_TOKEN = "end_token"  # noqa: S105 - not a password
     LENGTH = "length"
+    OUTAGE = "outage"
+    """The verifier stayed out of reach."""
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,14 @@ class GenerationMetrics:
     """Exponent of the candidate tail as estimated at the end."""
     draft_steps: int
     growth_steps: int
+    reconnects: int
+    """Streams opened after the first."""
+    outage_ms: float
+    """Time the verifier was out of reach; the engine's steps and ``waiting_ms`` went on meanwhile."""
+    busy: int
+    """Times the server had no room and asked for patience."""
+    provisional_tokens: int
+    """Tokens drafted in outages and shown as provisional; those confirmed later are in ``tokens`` too."""
 
 
 @dataclass
@@ -77,6 +85,15 @@ class Statistics:
     budgets: list[int] = field(default_factory=list)
     round_trips_ms: list[float] = field(default_factory=list)
     verify_ms: list[float] = field(default_factory=list)
+    reconnects: int = 0
+    outage_ms: float = 0.0
+    busy: int = 0
+    provisional: int = 0
+
+    @property
+    def disturbances(self) -> int:
+        """How often a round's time was not the link's and the server's usual one."""
+        return self.reconnects + self.busy
 
     def count_tokens(self, count: int) -> None:
         """``count`` tokens were committed now."""
@@ -126,6 +143,10 @@ class Statistics:
             beta=outcomes.beta.value if outcomes is not None else None,
             draft_steps=num_steps.get("draft", 0),
             growth_steps=num_steps.get("growth", 0),
+            reconnects=self.reconnects,
+            outage_ms=self.outage_ms,
+            busy=self.busy,
+            provisional_tokens=self.provisional,
         )
 
 

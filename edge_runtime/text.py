@@ -56,6 +56,11 @@ class IncrementalText:
         self._given += new
         return new
 
+    def preview(self, tokens: Sequence[int]) -> str:
+        """What would follow the text given so far if ``tokens`` were pushed; it changes nothing."""
+        text: str = self._tokenizer.decode([*self._tokens, *tokens], skip_special_tokens=True)
+        return text[len(self._given) :] if text.startswith(self._given) else ""
+
     def finish(self) -> str:
         """What was held back: the text ended within a character."""
         text = self.text

@@ -11,14 +11,15 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterable
 
 from acespec.cloud_verifier.engine import TargetEngine
-from acespec.cloud_verifier.session import serve_session
+from acespec.cloud_verifier.verifier import Verifier
 from acespec.compute import InlineRunner
 from acespec.edge_runtime.draft_model import DraftModel
 from acespec.edge_runtime.engine import DraftEngine
-from acespec.edge_runtime.generate import GenerationResult, TargetIdentity, generate
+from acespec.edge_runtime.generate import GenerationResult, generate
 from acespec.edge_runtime.request import DraftSettings, GenerationRequest
-from acespec.wire import SessionError, memory_link
-from acespec.wire.memory import MemoryCloud
+from acespec.edge_runtime.session import SessionSettings, TargetIdentity
+from acespec.wire import EdgeTransport, SessionError, memory_link
+from acespec.wire.memory import Delay, MemoryCloud
 
 STEP_MS = 1.0
 FORWARD_MS = 10.0
@@ -34,10 +35,15 @@ def link_delay(delays_ms: Iterable[float]) -> Callable[[], Awaitable[None]]:
     return delay
 
 
-async def serve(cloud: MemoryCloud, engine: TargetEngine) -> None:
-    """Serve one session and end its stream as the gRPC service does."""
+def verifier_of(engine: TargetEngine) -> Verifier:
+    """A verifier whose forwards take ``FORWARD_MS`` each."""
+    return Verifier(engine, InlineRunner(), latency_ms=lambda _: FORWARD_MS)
+
+
+async def serve(cloud: MemoryCloud, verifier: Verifier) -> None:
+    """Serve one stream and end it as the gRPC service does."""
     try:
-        await serve_session(cloud, engine, InlineRunner(), latency_ms=lambda _: FORWARD_MS)
+        await verifier.serve(cloud)
     except SessionError as error:
         await cloud.close(error)
     else:
@@ -49,25 +55,44 @@ def draft_model(engine: DraftEngine, step_ms: float) -> DraftModel:
     return DraftModel(engine, lambda _: dict.fromkeys(engine.buckets, step_ms), InlineRunner())
 
 
+class Streams:
+    """Opens streams to a verifier: a ``Connector``."""
+
+    def __init__(self, verifier: Verifier, delay: Delay | None = None) -> None:
+        self._verifier = verifier
+        self._delay = delay
+        self._serving: list[asyncio.Task[None]] = []
+
+    async def __call__(self, timeout_s: float) -> EdgeTransport:
+        edge, cloud = memory_link(self._delay)
+        self._serving.append(asyncio.create_task(serve(cloud, self._verifier)))
+        return edge
+
+    async def ended(self) -> None:
+        """Wait until the verifier serves none of them any more."""
+        await asyncio.gather(*self._serving)
+
+
 async def generate_in_process(
     target: TargetEngine,
     draft: DraftEngine | None,
     request: GenerationRequest,
     settings: DraftSettings | None = None,
-    delay: Callable[[], Awaitable[None]] | None = None,
+    delay: Delay | None = None,
     step_ms: float = STEP_MS,
 ) -> GenerationResult:
     """Generate ``request``; ``draft`` None lets the cloud decode alone."""
-    edge, cloud = memory_link(delay)
-    serving = asyncio.ensure_future(serve(cloud, target))
+    verifier = verifier_of(target)
+    streams = Streams(verifier, delay)
     try:
         return await generate(
-            edge,
+            streams,
             request,
             target.info.vocab_size,
             None if draft is None else draft_model(draft, step_ms),
             settings,
-            TargetIdentity(vocabulary_hash=target.info.vocabulary_hash),
+            SessionSettings(TargetIdentity(vocabulary_hash=target.info.vocabulary_hash)),
         )
     finally:
-        await serving
+        await streams.ended()
+        await verifier.drain(0.0)

@@ -209,7 +209,7 @@ def test_a_verifier_killed_within_the_text_is_one_line_of_its_own(tmp_path: Path
     assert serving.stdout is not None
     match = re.search(r"ready on (\S+)", serving.stdout.readline())
     assert match is not None
-    arguments = ("--raw", "-p", "Hi", "--max-new-tokens", "90", "--policy", "cloud")
+    arguments = ("--raw", "-p", "Hi", "--max-new-tokens", "90", "--policy", "cloud", "--on-outage", "fail")
     generating = subprocess.Popen(
         command("generate", "--server", match[1], "--draft", str(tiny_bundle().folder), *arguments),
         stdout=subprocess.PIPE,

@@ -1,0 +1,132 @@
+"""The command line options that say how to reach a verifier and what to do in an outage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from acespec.edge_runtime.outage import OnOutage, OutageSettings
+from acespec.options import FiniteRange
+
+if TYPE_CHECKING:  # it brings gRPC, which only a generation needs
+    from acespec.edge_runtime.remote import RemoteSettings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+PEM_FILE = click.Path(path_type=Path, dir_okay=False)
+SECONDS = FiniteRange(0.0, min_open=True)
+
+_OPTIONS = [
+    click.option("--server", required=True, metavar="HOST:PORT", help="The verifier's address."),
+    click.option(
+        "--connect-timeout",
+        "connect_timeout_s",
+        type=SECONDS,
+        default=10.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long to try to reach the verifier for the first time.",
+    ),
+    click.option(
+        "--on-outage",
+        type=click.Choice([o.value for o in OnOutage]),
+        help="When the verifier is lost: wait for it, go on drafting provisional text, or fail. Given "
+        "explicitly, wait and draft hold for the first connection too.  [default: wait]",
+    ),
+    click.option(
+        "--outage-timeout",
+        "outage_timeout_s",
+        type=SECONDS,
+        default=120.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long an outage may last.",
+    ),
+    click.option("--tls", is_flag=True, help="Use TLS; the --tls-... options imply it."),
+    click.option(
+        "--tls-ca",
+        type=PEM_FILE,
+        help="CAs that the verifier's certificate may come from.  [default: the system's]",
+    ),
+    click.option("--tls-cert", type=PEM_FILE, help="Certificate of this edge, if the verifier asks for one."),
+    click.option("--tls-key", type=PEM_FILE, help="Private key of --tls-cert."),
+    click.option("--tls-server-name", help="Name in the verifier's certificate, if not that of its address."),
+    click.option(
+        "--token-file",
+        type=PEM_FILE,
+        help="File with the token that says who you are.  [default: ACESPEC_TOKEN in the environment]",
+    ),
+    click.option(
+        "--keepalive",
+        "keepalive_s",
+        type=FiniteRange(1.0, 86_400.0),
+        default=60.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Silence after which the connection is probed.",
+    ),
+    click.option("--pad-sizes", is_flag=True, help="Pad messages, so that their sizes tell nothing."),
+]
+_NAMES = (
+    "connect_timeout_s",
+    "on_outage",
+    "outage_timeout_s",
+    "tls",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+    "tls_server_name",
+    "token_file",
+    "keepalive_s",
+    "pad_sizes",
+)
+
+
+def link_options(command: Command) -> Command:
+    """Give ``command`` these options; it is passed ``server``, and as ``link`` the others by name."""
+
+    @wraps(command)
+    def collected(**options: Any) -> Any:
+        return command(link={name: options.pop(name) for name in _NAMES}, **options)
+
+    for option in reversed(_OPTIONS):
+        collected = option(collected)
+    return collected  # type: ignore[return-value]
+
+
+def outage_settings(link: dict[str, Any]) -> OutageSettings:
+    """What the options say of outages."""
+    explicit = link["on_outage"] in (OnOutage.WAIT.value, OnOutage.DRAFT.value)
+    timeout_s = link["outage_timeout_s"]
+    return OutageSettings(
+        on_outage=OnOutage(link["on_outage"] or OnOutage.WAIT),
+        timeout_s=timeout_s,
+        first_timeout_s=max(timeout_s, link["connect_timeout_s"]) if explicit else link["connect_timeout_s"],
+    )
+
+
+def remote_settings(link: dict[str, Any]) -> RemoteSettings:
+    """All that the options say. Raises ``AcespecError`` for what cannot be used."""
+    # gRPC writes lines of its own about failed handshakes, which are reported here in one.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    from acespec.edge_runtime.channel_security import TOKEN_VARIABLE, ChannelSecurity, read_token
+    from acespec.edge_runtime.grpc_transport import LinkSettings
+    from acespec.edge_runtime.remote import RemoteSettings
+
+    tls_options = (link["tls_ca"], link["tls_cert"], link["tls_key"], link["tls_server_name"])
+    token_file = link["token_file"]
+    security = ChannelSecurity(
+        tls=link["tls"] or any(option is not None for option in tls_options),
+        ca=link["tls_ca"],
+        certificate=link["tls_cert"],
+        key=link["tls_key"],
+        server_name=link["tls_server_name"],
+        token=os.environ.get(TOKEN_VARIABLE) if token_file is None else read_token(token_file),
+    )
+    return RemoteSettings(
+        LinkSettings(security, keepalive_s=link["keepalive_s"]), outage_settings(link), link["pad_sizes"]
+    )
