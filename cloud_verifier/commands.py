@@ -5,108 +5,112 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from acespec.cloud_verifier.config_file import effective
+from acespec.cloud_verifier.option_groups import GroupedCommand
+from acespec.cloud_verifier.serve_options import PREFIX, serve_options
+from acespec.cloud_verifier.serve_settings import ServeSettings, TargetSettings, serve_settings
 from acespec.compute import StepRunner, ThreadRunner
-from acespec.options import THREADS, FiniteRange
+from acespec.logs import write_json
 
 if TYPE_CHECKING:
-    from acespec.cloud_verifier.engine import TargetEngine
-    from acespec.cloud_verifier.limits import Limits
-    from acespec.cloud_verifier.server import ServerOptions
+    from acespec.cloud_verifier.engine import TargetEngine, TargetInfo
+    from acespec.cloud_verifier.observer import Observer
+    from acespec.cloud_verifier.security import Security
 
 
-@click.command()
-@click.option(
-    "--model",
-    required=True,
-    metavar="MODEL",
-    help="The target: a Hugging Face folder, or the name of a fetched model.",
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on (plaintext).")
-@click.option(
-    "--port", default=50051, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one."
-)
-@click.option(
-    "--device", default="cpu", show_default=True, help="PyTorch device the target runs on, such as cuda."
-)
-@click.option(
-    "--dtype",
-    default="float32",
-    show_default=True,
-    type=click.Choice(["float32", "bf16", "fp16"]),
-    help="Below float32, tokens that nearly tie may come out differently.",
-)
-@click.option("--threads", type=THREADS, help="CPU threads of a forward.  [default: PyTorch's choice]")
-@click.option(
-    "--pace-forward-ms",
-    type=FiniteRange(0.0, 600_000.0),
-    metavar="MS",
-    help="Make every forward take at least this long, as a larger target would.",
-)
-@click.option("--max-sessions", default=256, show_default=True, type=click.IntRange(1))
-def serve(
-    model: str,
-    host: str,
-    port: int,
-    device: str,
-    dtype: str,
-    threads: int | None,
-    pace_forward_ms: float | None,
-    max_sessions: int,
-) -> None:
+@click.command(cls=GroupedCommand, context_settings={"auto_envvar_prefix": PREFIX})
+@serve_options
+@click.pass_context
+def serve(ctx: click.Context, /, print_config: bool, **values: Any) -> None:
     """Serve a target model to edges, until SIGTERM or Ctrl-C.
 
-    The connection is plaintext: beyond this machine, put a TLS proxy or a private network in front of it. One
-    line on standard output tells when the server is ready, and its address.
+    Every option can also be a line of the --config file (max_sessions = 64), or a variable
+    (ACESPEC_SERVE_MAX_SESSIONS). One line on standard output tells when the server is ready, and its address.
     """
     # PyTorch's threads spin while they wait for one another. On two shared cores that made a forward on two
     # threads three times slower (252 ms against 85 ms for one token of a 135M model).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what fails is told below, in one line
-    from acespec.cloud_verifier.limits import Limits
-    from acespec.cloud_verifier.server import ServerOptions, check_address
+    settings = serve_settings(values)
+    if settings.log_format == "json":
+        write_json()
+    from acespec.cloud_verifier.addresses import check_exposure, resolve
+    from acespec.cloud_verifier.security import read_security
+
+    endpoint = resolve(settings.server.host, settings.server.port)
+    check_exposure(endpoint, settings.security)
+    settings = replace(settings, server=replace(settings.server, host=endpoint.address))
+    security = read_security(settings.security)
+    if print_config:
+        click.echo("\n".join(effective(ctx)))
+        return
+    asyncio.run(run_server(load_target(settings.target), settings, security))
+
+
+def load_target(target: TargetSettings) -> TargetEngine:
+    """The target in memory. Raises ``AcespecError``."""
     from acespec.models import resolve_model
 
-    options = ServerOptions(host=host, port=port, max_streams=max_sessions + max_sessions // 4)
-    limits = Limits(max_sessions=max_sessions)
-    check_address(options)
-    folder = resolve_model(model)
+    folder = resolve_model(target.model)
     from transformers.utils.logging import disable_progress_bar
 
     from acespec.cloud_verifier.transformers_engine import TransformersEngine
 
     if not sys.stderr.isatty():
         disable_progress_bar()  # type: ignore[no-untyped-call]
-    engine = TransformersEngine.load(folder, device=device, dtype=dtype, threads=threads)
-    pace = "" if pace_forward_ms is None else f", paced {pace_forward_ms:g} ms a forward"
-
-    def announce(address: str) -> None:
-        click.echo(f"acespec serve: ready on {address} (model {engine.info.name}, {dtype}{pace})")
-
-    asyncio.run(run_server(engine, options, limits, pace_forward_ms, announce))
+    return TransformersEngine.load(folder, device=target.device, dtype=target.dtype, threads=target.threads)
 
 
-async def run_server(
-    engine: TargetEngine,
-    options: ServerOptions,
-    limits: Limits,
-    pace_forward_ms: float | None,
-    on_ready: Callable[[str], None],
-) -> None:
+async def run_server(engine: TargetEngine, settings: ServeSettings, security: Security) -> None:
     """Serve ``engine`` from one worker thread until a signal comes."""
     from acespec.cloud_verifier.pacing import PacedRunner
     from acespec.cloud_verifier.server import VerifierServer, serve_until_signal
     from acespec.cloud_verifier.verifier import Verifier
 
+    target = settings.target
     runner: StepRunner = ThreadRunner("target")
-    if pace_forward_ms is not None:
-        runner = PacedRunner(runner, pace_forward_ms)
+    facts = [f"model {engine.info.name}", target.dtype]
+    if target.pace_forward_ms is not None:
+        runner = PacedRunner(runner, target.pace_forward_ms)
+        facts.append(f"paced {target.pace_forward_ms:g} ms a forward")
     try:
-        verifier = Verifier(engine, runner, limits)
-        await serve_until_signal(VerifierServer(verifier, options), options.grace_s, on_ready)
+        with observed(engine.info, settings) as (observer, metrics_address):
+            if metrics_address is not None:
+                facts.append(f"metrics on http://{metrics_address}/metrics")
+            verifier = Verifier(engine, runner, settings.limits, observer)
+            server = VerifierServer(verifier, settings.server, security, observer)
+            await serve_until_signal(
+                server,
+                settings.server.grace_s,
+                lambda address: click.echo(f"acespec serve: ready on {address} ({', '.join(facts)})"),
+            )
     finally:
         runner.close()
+
+
+@contextmanager
+def observed(info: TargetInfo, settings: ServeSettings) -> Iterator[tuple[Observer, str | None]]:
+    """What listens to the verifier, as far as it is wanted, and the address that metrics are served at."""
+    from acespec.cloud_verifier.observer import Observers
+    from acespec.cloud_verifier.tracing import tracing_observer
+
+    traces = tracing_observer()
+    observers = [] if traces is None else [traces]
+    if settings.metrics_port is None:
+        yield Observers(*observers), None
+        return
+    from acespec.cloud_verifier.metrics import PrometheusObserver, serve_metrics
+
+    metrics = PrometheusObserver(info)
+    server = serve_metrics(settings.metrics_host, settings.metrics_port, metrics.registry)
+    try:
+        yield Observers(*observers, metrics), server.address
+    finally:
+        server.stop()

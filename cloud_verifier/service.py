@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from acespec.cloud_verifier.gate import Gate
 from acespec.cloud_verifier.verifier import Verifier
 from acespec.wire import ErrorCode, SessionError
 from acespec.wire import verifier_pb2 as pb
@@ -46,9 +47,10 @@ class StreamLink:
 class VerifierService(VerifierServicer):
     """Hands each stream to the verifier, and its end back as a status."""
 
-    def __init__(self, verifier: Verifier, max_streams: int) -> None:
+    def __init__(self, verifier: Verifier, max_streams: int, gate: Gate) -> None:
         self._verifier = verifier
         self._max_streams = max_streams
+        self._gate = gate
 
     async def Session(  # type: ignore[override]  # noqa: N802 - the .proto's name; a coroutine that reads and writes
         self,
@@ -56,13 +58,14 @@ class VerifierService(VerifierServicer):
         context: Context,
     ) -> None:
         """One stream; a ``SessionError`` becomes its status."""
+        tenant = await self._gate.tenant(context)
         if self._verifier.num_streams >= self._max_streams:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"the server holds the {self._max_streams} streams it may hold; try again later",
             )
         try:
-            await self._verifier.serve(StreamLink(context))
+            await self._verifier.serve(StreamLink(context), tenant)
         except SessionError as error:
             await context.abort(status_of(error.code), error.message)
 

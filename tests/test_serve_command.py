@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from acespec.cloud_verifier.server import ServerOptions, check_address
+from acespec.cloud_verifier.addresses import resolve
 from acespec.cloud_verifier.transformers_engine import TransformersEngine
 from acespec.edge_runtime.grpc_transport import VerifierChannel
 from tiny_target import write_target_folder
@@ -94,7 +94,7 @@ def test_a_server_from_its_ready_line_to_its_end(served: Served) -> None:
     served.process.send_signal(signal.SIGTERM)
     out, err = served.process.communicate(timeout=60)
     assert (served.process.returncode, out, err) == (0, "", "")
-    check_address(ServerOptions(port=served.port))
+    resolve("127.0.0.1", served.port)
 
 
 def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -23,10 +23,9 @@ from acespec.cloud_verifier.limits import Limits
 from acespec.cloud_verifier.server import (
     ServerOptions,
     VerifierServer,
-    channel_options,
-    check_address,
     serve_until_signal,
 )
+from acespec.cloud_verifier.server_options import channel_options
 from acespec.cloud_verifier.service import SERVICE_NAME
 from acespec.cloud_verifier.verifier import Verifier
 from acespec.compute import ThreadRunner
@@ -185,7 +184,7 @@ async def test_junk_is_refused_and_harms_nobody(message: bytes) -> None:
 
 async def test_a_message_beyond_any_prompt_is_refused_by_its_size() -> None:
     target = TableTargetEngine(TABLE, VOCAB, max_context=64)
-    limit = dict(channel_options(64))["grpc.max_receive_message_length"]
+    limit = dict(channel_options(FREE_PORT, 64))["grpc.max_receive_message_length"]
     assert limit < 4 * 2**20
     async with running(target) as (_, address):
         error = await raw_session(address, bytes(limit + 1))
@@ -327,15 +326,6 @@ async def test_a_taken_port_is_one_line() -> None:
         taken = replace(FREE_PORT, port=int(address.rpartition(":")[2]))
         with pytest.raises(AcespecError, match=f"cannot listen on 127.0.0.1 port {taken.port}"):
             await VerifierServer(Verifier(target, ThreadRunner("other")), taken).start()
-        with pytest.raises(AcespecError, match=r"Address already in use\); choose another --port"):
-            check_address(taken)
-    check_address(FREE_PORT)
-
-
-@pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1"])
-def test_a_host_that_is_not_this_machines_is_one_line(host: str) -> None:
-    with pytest.raises(AcespecError, match=f"cannot listen on {host}"):
-        check_address(replace(FREE_PORT, host=host))
 
 
 async def test_ipv6_addresses_are_written_with_brackets() -> None:
@@ -349,7 +339,19 @@ async def test_ipv6_addresses_are_written_with_brackets() -> None:
         assert await health(address) == SERVING
 
 
-@pytest.mark.parametrize("changes", [{"port": 65536}, {"port": -1}, {"max_streams": 0}])
-def test_options_out_of_range(changes: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"port": 65536},
+        {"port": -1},
+        {"max_streams": 0},
+        {"max_connections": 0},
+        {"connection_idle_s": 0.0},
+        {"handshake_timeout_s": -1.0},
+        {"keepalive_s": float("nan")},
+        {"grace_s": -0.1},
+    ],
+)
+def test_options_out_of_range(changes: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):
         ServerOptions(**changes)  # type: ignore[arg-type]

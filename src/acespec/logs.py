@@ -36,6 +36,13 @@ def configure_logging(verbosity: int, log_format: LogFormat = "text") -> None:
         logging.captureWarnings(True)
 
 
+def write_json() -> None:
+    """Write records as JSON from now on, wherever they went so far, and warnings with them."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(JsonFormatter())
+    logging.captureWarnings(True)
+
+
 class JsonFormatter(logging.Formatter):
     """One ASCII JSON object a record, whatever the record holds.
 

@@ -1,0 +1,64 @@
+"""What ``acespec serve`` was asked for, as the parts of the server take it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from acespec.cloud_verifier.limits import Limits
+from acespec.cloud_verifier.security_settings import SecuritySettings, security_settings
+from acespec.cloud_verifier.server_options import ServerOptions
+from acespec.errors import AcespecError
+from acespec.logs import LogFormat
+
+
+@dataclass(frozen=True)
+class TargetSettings:
+    """Which target, and how it runs."""
+
+    model: str
+    device: str
+    dtype: str
+    threads: int | None
+    pace_forward_ms: float | None
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """Everything, checked as far as it can be without opening a file."""
+
+    target: TargetSettings
+    server: ServerOptions
+    security: SecuritySettings
+    limits: Limits
+    log_format: LogFormat
+    metrics_host: str
+    metrics_port: int | None
+    """None: no metrics are served."""
+
+
+def serve_settings(values: Mapping[str, Any]) -> ServeSettings:
+    """The settings in the options' ``values``, by key. Raises ``AcespecError`` for one out of range."""
+    try:
+        limits = filled(Limits, values)
+        max_streams = values["max_streams"] or limits.max_sessions + max(1, limits.max_sessions // 4)
+        network = {**values, "max_streams": max_streams, "grace": values["drain_timeout"]}
+        server = filled(ServerOptions, network)
+    except ValueError as error:
+        raise AcespecError(str(error)) from error
+    return ServeSettings(
+        target=filled(TargetSettings, values),
+        server=server,
+        security=security_settings(values),
+        limits=limits,
+        log_format=values["log_format"],
+        metrics_host=values["metrics_host"],
+        metrics_port=values["metrics_port"],
+    )
+
+
+def filled(kind: Any, values: Mapping[str, Any]) -> Any:
+    """The dataclass ``kind`` of the options called like its fields, without the ``_s`` of seconds."""
+    return kind(**{field.name: values[field.name.removesuffix("_s")] for field in dataclasses.fields(kind)})
