@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
+from acespec.cloud_verifier.commands import serve
 from acespec.cloud_verifier.engine import TargetInfo
 from acespec.cloud_verifier.metrics import PrometheusObserver
+from acespec.cloud_verifier.serve_options import PREFIX
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana/acespec-verifier.json").read_text(encoding="utf-8"))
@@ -232,7 +234,10 @@ def test_compose_starts_both_on_request_and_mounts_what_they_read() -> None:
     }
     assert "--config.file=/etc/prometheus/prometheus.yml" in services["prometheus"]["command"]
     (job,) = PROMETHEUS["scrape_configs"]
-    port = services["cloud"]["environment"]["ACESPEC_SERVE_METRICS_PORT"]
+    environment = services["cloud"]["environment"]
+    options = {f"{PREFIX}_{option.name}".upper() for option in serve.params}
+    assert set(environment) <= options
+    port = environment["ACESPEC_SERVE_METRICS_PORT"]
     assert job["static_configs"] == [{"targets": [f"cloud:{port}"]}]
 
 
