@@ -25,19 +25,19 @@ NOT_EXTRA = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 def configure_logging(verbosity: int, log_format: LogFormat = "text") -> None:
     """Write records to standard error: 0 from WARNING on, 1 from INFO on, 2 and more from DEBUG on.
 
-    Does nothing where logging has been configured already, as ``logging.basicConfig`` does. With ``json``
-    the warnings of Python's ``warnings`` become records too, so that they do not stand between the objects.
+    Where logging has been configured already, level and place stay as they are (``logging.basicConfig``).
     """
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT))
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG)
-    logging.basicConfig(level=level, handlers=[handler])
+    logging.basicConfig(level=level, format=TEXT)
     if log_format == "json":
-        logging.captureWarnings(True)
+        write_json()
 
 
 def write_json() -> None:
-    """Write records as JSON from now on, wherever they went so far, and warnings with them."""
+    """Write records as JSON from now on, wherever they went so far.
+
+    The warnings of Python's ``warnings`` become records too, so that they do not stand between the objects.
+    """
     for handler in logging.getLogger().handlers:
         handler.setFormatter(JsonFormatter())
     logging.captureWarnings(True)
