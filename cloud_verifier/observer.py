@@ -22,7 +22,7 @@ class RoundReport:
     """One chain that was checked, or one token decoded (``drafted`` 0). Times are the event loop's."""
 
     session: str
-    """Hexadecimal session id."""
+    """What the log calls the session; not its id."""
     tenant: str
     drafted: int
     """Chain tokens sent."""
@@ -52,7 +52,10 @@ class Observer:
         """A session went on over a new stream."""
 
     def closed(self, tenant: str, reason: str) -> None:
-        """A session ended for good: ``closed`` (by the edge), ``expired`` or ``failed``."""
+        """A session ended for good.
+
+        ``reason``: ``closed`` (by the edge), ``displaced``, ``drained``, ``expired`` or ``failed``.
+        """
 
     def refused(self, code: str) -> None:
         """A stream was ended with the gRPC status ``code``."""
