@@ -2,46 +2,73 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache
+from transformers import PreTrainedModel
 
 from acespec.cloud_verifier.engine import Feed, TargetInfo
-from acespec.cloud_verifier.kv_cache import rollback_cache
-from acespec.errors import AcespecError
-from acespec.models.architecture import positions_without_switch
-from acespec.models.fingerprint import model_fingerprint
-from acespec.models.vocabulary import load_tokenizer, vocabulary_hash, vocabulary_size
+from acespec.cloud_verifier.kv_memory import pages_by_default, pages_within
+from acespec.cloud_verifier.kv_store import KvStore
+from acespec.cloud_verifier.packed_decoder import PackedDecoder
+from acespec.cloud_verifier.packed_step import PackedStep, Part
+from acespec.cloud_verifier.target_model import DeviceMap, load_model, target_info
 
 logger = logging.getLogger(__name__)
 
-DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 class TransformersEngine:
-    """A Transformers decoder with one key/value cache per sequence.
+    """``TargetEngine`` over a Transformers decoder and one pool of keys and values.
 
-    Attention is over every earlier token of the sequence, positions are explicit, and logits are float32
-    whatever the model computes in. ``open`` and ``close`` only touch a dictionary.
+    A step is one forward over the tokens of all feeds, end to end, so that no padding goes through the
+    model's matrices. Positions are explicit, attention keeps sequences apart, and logits are float32 whatever
+    the model computes in.
     """
 
-    def __init__(self, model: PreTrainedModel, info: TargetInfo) -> None:
-        """Serve ``model`` as it is, its device and dtype; ``info`` is what sessions are checked against."""
-        self._model: Any = model.eval()  # type: ignore[no-untyped-call]
-        self._backbone: Any = model.base_model
-        self._info = info
-        self._device = model.device
-        self._caches: dict[int, Cache] = {}
-        self._handles = itertools.count()
-        check_layers(model)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        info: TargetInfo,
+        *,
+        kv_memory_bytes: int | None = None,
+        padded: bool | None = None,
+    ) -> None:
+        """Serve ``model``, its device and dtype as they are, and take it over: its attention is replaced.
+
+        ``info`` is what sessions are checked against; what it says of keys and values is found here.
+        ``kv_memory_bytes`` is the pool's memory, by default a share of what there is (``kv_memory``); of a
+        model in shards it is each shard's. ``padded`` computes attention over several sequences in one call:
+        by default on anything but a CPU. Raises ``UnsupportedTargetError`` for a model that cannot be served
+        exactly, ``AcespecError`` if the memory holds no page.
+        """
+        self._decoder = PackedDecoder(model, info.vocab_size, info.max_context)
+        layers = self._decoder.layers.values()
+        if kv_memory_bytes is None:
+            pages = pages_by_default(layers, info.max_context)
+        else:
+            pages = pages_within(layers, kv_memory_bytes)
+        if (model.tp_size or 1) > 1:
+            from acespec.cloud_verifier.tensor_parallel_load import smallest_over_ranks
+
+            pages = smallest_over_ranks(pages, model.device)
+        self._store = KvStore(self._decoder.layers, pages)
+        self._padded = self._decoder.device.type != "cpu" if padded is None else padded
+        self._info = replace(
+            info,
+            kv_bytes_per_token=sum(layer.bytes_per_token for layer in layers),
+            kv_tokens=self._store.num_tokens,
+        )
+        if self._store.num_tokens < info.max_context:
+            logger.warning(
+                "there is memory for the keys and values of %d tokens, less than the target's context of %d",
+                self._store.num_tokens,
+                info.max_context,
+            )
 
     @classmethod
     def load(
@@ -51,146 +78,56 @@ class TransformersEngine:
         device: str = "cpu",
         dtype: str = "float32",
         threads: int | None = None,
+        kv_memory_bytes: int | None = None,
+        device_map: DeviceMap | None = None,
+        tp: bool = False,
     ) -> TransformersEngine:
         """Load the Hugging Face folder ``folder``; the target is called by its name.
 
-        ``threads`` sets PyTorch's threads for this process. Raises ``AcespecError`` for a folder that holds
-        no decoder or no tokenizer.
+        ``threads`` sets PyTorch's threads for this process. ``device_map`` spreads the layers over devices in
+        ``device``'s stead. ``tp`` loads this rank's shard, in a process that has joined the others
+        (``tensor_parallel``). Raises ``AcespecError`` for a folder that holds no decoder or no tokenizer.
         """
         if threads is not None:
             torch.set_num_threads(threads)
-        check_device(device)
-        if dtype != "float32":
-            logger.warning(
-                "the target runs at %s: a token whose probability nearly ties with another's may come out "
-                "differently at another chain length; float32 is the dtype for which texts are compared",
-                dtype,
-            )
-        tokenizer_json = folder / "tokenizer.json"
-        vocab_size = vocabulary_size(load_tokenizer(tokenizer_json))
-        fingerprint = model_fingerprint(folder)
-        model = load_model(folder, DTYPES[dtype])
-        config = model.config.get_text_config(decoder=True)
-        if vocab_size > config.vocab_size:
-            raise AcespecError(
-                f"the tokenizer in {folder} has {vocab_size} tokens but the model knows {config.vocab_size}; "
-                "use the tokenizer that belongs to the model"
-            )
-        info = TargetInfo(
-            name=folder.resolve().name,
-            fingerprint=fingerprint,
-            vocabulary_hash=vocabulary_hash(tokenizer_json),
-            vocab_size=vocab_size,
-            max_context=_known_positions(config),
-        )
-        return cls(model.to(device), info)
+        info = target_info(folder)
+        model = load_model(folder, dtype=dtype, device=device, device_map=device_map, tp=tp)
+        return cls(model, info, kv_memory_bytes=kv_memory_bytes)
 
     @property
     def info(self) -> TargetInfo:
         return self._info
 
-    def open(self, max_tokens: int) -> int:  # noqa: ARG002 - a cache grows as it is filled
-        handle = next(self._handles)
-        self._caches[handle] = rollback_cache()
-        return handle
+    def open(self, max_tokens: int) -> int:
+        return self._store.open(max_tokens)
 
     def close(self, sequence: int) -> None:
-        del self._caches[sequence]
+        self._store.close(sequence)
 
     def rollback(self, sequence: int, length: int) -> None:
-        cache = self._caches[sequence]
-        excess = cache.get_seq_length() - length
-        assert excess >= 0, f"cannot roll back to {length} tokens: the sequence has {length - excess}"
-        if excess:
-            cache.crop(-excess)
+        self._store.rollback(sequence, length)
 
     def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
-        logits: list[NDArray[np.float32]] = []
-        for feed in feeds:
-            if feed.num_logits:
-                logits.append(self.verify(feed.sequence, feed.tokens)[-feed.num_logits :])
-            else:
-                self.prefill(feed.sequence, feed.tokens)
-                logits.append(np.empty((0, self._info.vocab_size), np.float32))
-        return logits
+        parts = [self._part(feed) for feed in feeds]
+        assert len({feed.sequence for feed in feeds}) == len(feeds) >= 1, "a sequence is fed once a step"
+        step = PackedStep(parts, padded=self._padded)
+        ordered = [feeds[i] for i in step.order]
+        tokens = np.concatenate([feed.tokens for feed in ordered]).astype(np.int64, copy=False)
+        ends = np.cumsum([len(feed.tokens) for feed in ordered])
+        wanted = [
+            np.arange(end - feed.num_logits, end) for feed, end in zip(ordered, ends.tolist(), strict=True)
+        ]
+        logits = self._decoder.run(self._store, step, tokens, np.concatenate(wanted)).numpy()
+        for feed, part in zip(feeds, parts, strict=True):
+            self._store[feed.sequence].length = part.end
+        by_order = np.split(logits, np.cumsum([len(rows) for rows in wanted])[:-1])
+        return [by_order[place] for place in np.argsort(step.order)]
 
-    @torch.inference_mode()
-    def prefill(self, sequence: int, tokens: NDArray[np.int64]) -> None:
-        """Feed ``tokens`` ``[n]`` in one forward; the language-model head is not called."""
-        if len(tokens):
-            self._backbone(**self._inputs(self._caches[sequence], tokens))
-
-    @torch.inference_mode()
-    def verify(self, sequence: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        output = self._model(**self._inputs(self._caches[sequence], tokens))
-        logits: torch.Tensor = output.logits[0, :, : self._info.vocab_size]  # [n, vocab_size]
-        array: NDArray[np.float32] = logits.to(device="cpu", dtype=torch.float32).numpy()
-        return array
-
-    def _inputs(self, cache: Cache, tokens: NDArray[np.int64]) -> dict[str, Any]:
-        start = int(cache.get_seq_length())
-        end = start + len(tokens)
-        assert len(tokens) > 0, "a step needs a token"
-        assert end <= self._info.max_context, f"{end} tokens do not fit {self._info.max_context}"
-        return {
-            "input_ids": torch.as_tensor(tokens, dtype=torch.int64, device=self._device)[None],
-            "position_ids": torch.arange(start, end, device=self._device)[None],
-            "cache": cache,
-            "use_cache": True,
-        }
-
-
-def load_model(folder: Path, dtype: torch.dtype) -> Any:
-    """The decoder in ``folder``. Raises ``AcespecError`` if it cannot be loaded whole."""
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True
-        )
-    except Exception as error:  # each format and architecture has its own
-        reason = " ".join(str(error).split())[:300]
-        raise AcespecError(
-            f"no target can be loaded from {folder} ({reason}); fetch the model again, or name another"
-        ) from error
-    model, report = loaded
-    missing = sorted(report["missing_keys"])
-    if missing:  # Transformers would serve them with random values
-        raise AcespecError(
-            f"{folder} lacks {len(missing)} of the model's tensors, {missing[0]} first; fetch the model again"
-        )
-    return model
-
-
-def _known_positions(config: PretrainedConfig) -> int:
-    """Positions a session may use: those the model knows, as long as its cached rows stay valid."""
-    known = int(config.max_position_embeddings)
-    limit = positions_without_switch(config)
-    if limit is None or limit >= known:
-        return known
-    logger.warning(
-        "contexts are cut to %d tokens: beyond, LongRoPE changes its frequencies and cached rows with them",
-        limit,
-    )
-    return limit
-
-
-def check_device(device: str) -> None:
-    """Raise ``AcespecError`` if PyTorch has no such device here."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise AcespecError(
-            f"PyTorch cannot use the device {device!r} ({reason}); try --device cpu"
-        ) from error
-
-
-def check_layers(model: PreTrainedModel) -> None:
-    """Raise ``AcespecError`` if some layer keeps a state that cannot be rolled back token by token."""
-    config = model.config.get_text_config(decoder=True)
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    unsupported = layer_types - {"full_attention", "sliding_attention"}
-    if unsupported:
-        raise AcespecError(
-            f"layers of type {', '.join(sorted(unsupported))} cannot be rolled back; "
-            "serve a decoder with full or sliding-window attention"
-        )
+    def _part(self, feed: Feed) -> Part:
+        held, count = self._store[feed.sequence], len(feed.tokens)
+        assert count > 0, "a feed has a token"
+        assert 0 <= feed.num_logits <= count, f"{feed.num_logits} logits of {count} tokens"
+        assert held.length + count <= held.max_tokens, f"{held.length + count} tokens, {held.max_tokens} said"
+        assert int(feed.tokens.min()) >= 0, "a token has an id"
+        assert int(feed.tokens.max()) < self._info.vocab_size, "a token is in the vocabulary"
+        return Part(held.pages, held.length, count)

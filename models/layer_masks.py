@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import eager_mask
 
 from acespec.models.manifest import AttentionMask
 
@@ -34,7 +33,7 @@ class MaskError(Exception):
 class _Recording:
     """What a run showed: the masks there were, each with what describes it, and the one each layer got."""
 
-    masks: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
+    masks: list[tuple[object, Any]] = field(default_factory=list)
     layers: dict[int, Any] = field(default_factory=dict)
     """Layer -> what describes its mask."""
     windows: dict[int, int | None] = field(default_factory=dict)
@@ -45,8 +44,12 @@ _recordings: list[_Recording] = []
 """The run in progress: transformers finds both functions by name alone."""
 
 
-def _record_mask(mask_function: MaskFunction, **kwargs: Any) -> torch.Tensor:
-    mask = eager_mask(mask_function=mask_function, **kwargs)
+class _MadeMask:
+    """Stands for a mask on its way to the layers, the same object also where their devices differ."""
+
+
+def _record_mask(mask_function: MaskFunction, **_: Any) -> _MadeMask:
+    mask = _MadeMask()
     _recordings[-1].masks.append((mask, mask_function))
     return mask
 
@@ -56,7 +59,7 @@ def _record_layer(
     query: torch.Tensor,
     key: torch.Tensor,  # noqa: ARG001 - transformers' signature
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: object,
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -82,7 +85,9 @@ def _record(model: PreTrainedModel, recording: _Recording, attention_mask: StepM
     """Run two tokens and note what each layer is masked by."""
     _recordings.append(recording)
     try:
-        tokens = torch.zeros(1, PROBE_TOKENS, dtype=torch.int64)
+        # A model spread over devices by accelerate moves its inputs itself.
+        device = torch.device("cpu") if hasattr(model, "_hf_hook") else model.device
+        tokens = torch.zeros(1, PROBE_TOKENS, dtype=torch.int64, device=device)
         model(input_ids=tokens, attention_mask=attention_mask, use_cache=False)
     finally:
         _recordings.pop()
@@ -91,11 +96,10 @@ def _record(model: PreTrainedModel, recording: _Recording, attention_mask: StepM
     return recording
 
 
-def read_layer_masks(model: PreTrainedModel, context: int) -> tuple[AttentionMask, ...]:
-    """The masks of ``model``'s layers over ``context`` positions: one, or ``mask_full`` and ``mask_sliding``.
+def read_layer_windows(model: PreTrainedModel, context: int) -> list[int | None]:
+    """How many positions each of ``model``'s layers looks back, its own included; None: all of ``context``.
 
-    A window as long as the context is none. Leaves another attention switched on. Raises `MaskError`, or
-    whatever the model's own code does.
+    Leaves another attention switched on. Raises `MaskError`, or whatever the model's own code does.
     """
     model.set_attn_implementation(RECORDER_NAME)
     recording = _record(model, _Recording(), None)
@@ -106,10 +110,22 @@ def read_layer_masks(model: PreTrainedModel, context: int) -> tuple[AttentionMas
         if told is not None and min(told, context) != (window or context):
             raise MaskError(f"a mask of its looks {window or 'all'} positions back, its layer {told}")
         windows.append(window)
+    return windows
+
+
+def read_layer_masks(model: PreTrainedModel, context: int) -> tuple[AttentionMask, ...]:
+    """The masks of ``model``'s layers over ``context`` positions: one, or ``mask_full`` and ``mask_sliding``.
+
+    A window as long as the context is none. Leaves another attention switched on. Raises `MaskError`, or
+    whatever the model's own code does.
+    """
+    windows = read_layer_windows(model, context)
     masks = _named(windows)
     # Given masks instead of making them, each layer must take the one of its own window.
     given = [torch.zeros(1, 1, PROBE_TOKENS, PROBE_TOKENS, dtype=model.dtype) for _ in masks]
-    labelled = [(tensor, mask.window) for tensor, mask in zip(given, masks, strict=True)]
+    labelled: list[tuple[object, Any]] = [
+        (tensor, mask.window) for tensor, mask in zip(given, masks, strict=True)
+    ]
     taken = _record(model, _Recording(labelled), masks_by_kind(masks, given))
     if [window for _, window in sorted(taken.layers.items())] != windows:
         raise MaskError("its layers do not take the masks they are given")

@@ -19,6 +19,7 @@ HARMLESS_ARGUMENTS = frozenset(
         "is_causal",
         "output_attentions",
         "output_hidden_states",
+        "output_router_logits",
         "position_ids",
         "sliding_window",
         "use_cache",

@@ -1,34 +1,26 @@
-"""The Transformers engine against fresh forwards of whole sequences, without any cache."""
+"""The Transformers engine against plain forwards of whole sequences, without any cache."""
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
-from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
-from acespec.cloud_verifier.engine import TargetInfo
+from acespec.cloud_verifier.engine import Feed, KvPoolFullError
+from acespec.cloud_verifier.kv_store import PAGE_TOKENS
 from acespec.cloud_verifier.transformers_engine import TransformersEngine
 from acespec.errors import AcespecError
-from acespec.models import model_fingerprint, vocabulary_hash
-from model_folder import tiny_tokenizer
-from tiny_families import CONTEXT, SUPPORTED
-from tiny_target import ARCHITECTURES, MAX_CONTEXT, PADDED_VOCAB, tiny_model, write_target_folder
+from served_target import INFO, SERVED, VOCAB, TwoForms, fresh_logits, ids, target
+from tiny_families import CONTEXT
+from tiny_target import MAX_CONTEXT, tiny_model
 
-VOCAB = 257
-INFO = TargetInfo("tiny", "f" * 64, "a" * 64, VOCAB, MAX_CONTEXT)
-MODELS = {architecture: tiny_model(architecture).double() for architecture in ARCHITECTURES}
-"""At float64, so that what differs by more than 1e-5 is wrong and not rounded."""
+IN_PROGRAMS = ("llama 3, scaled rotary", "qwen 3", "mistral", "gemma 3", "phi 3")
+"""Their tiny models each have something else: no window, one, or layers with and without."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,256 +32,229 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def fresh_logits(model: PreTrainedModel, tokens: list[int]) -> NDArray[np.float32]:
-    """Logits ``[len(tokens), VOCAB]`` of one forward without a cache."""
-    with torch.no_grad():
-        logits = model(torch.tensor([tokens]), use_cache=False).logits[0, :, :VOCAB]
-    return logits.numpy()
-
-
-def ids(tokens: list[int]) -> NDArray[np.int64]:
-    return np.array(tokens, dtype=np.int64)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_chain_after_a_rollback_sees_what_a_fresh_forward_sees(architecture: str) -> None:
-    model = MODELS[architecture]
-    engine = TransformersEngine(model, INFO)
-    prompt, rejected, chain = [*range(60, 80)], [1, 2, 3, 4, 5], [9, 8, 7]
-    sequence = engine.open(64)
-    engine.prefill(sequence, ids(prompt))
-    engine.verify(sequence, ids(rejected))
-    engine.rollback(sequence, len(prompt) + 2)
-    logits = engine.verify(sequence, ids(chain))
-    assert logits.shape == (3, VOCAB)
-    assert logits.dtype == np.float32
-    expected = fresh_logits(model, [*prompt, *rejected[:2], *chain])[-3:]
-    np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("family", SUPPORTED)
-def test_every_family_can_be_rolled_back_and_verified(family: str) -> None:
-    """Windows of eight positions slide over the rolled-back rows; the head's padding is cut."""
-    model = SUPPORTED[family]().double()
-    engine = TransformersEngine(model, replace(INFO, max_context=CONTEXT))
-    prompt = [(53 * i + 11) % VOCAB for i in range(20)]
-    sequence = engine.open(64)
-    engine.prefill(sequence, ids(prompt))
-    engine.verify(sequence, ids([1, 2, 3, 4, 5]))
-    engine.rollback(sequence, len(prompt) + 2)
-    logits = engine.verify(sequence, ids([9, 8, 7, 6]))
-    expected = fresh_logits(model, [*prompt, 1, 2, 9, 8, 7, 6])[-4:]
-    np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
-
-
-def test_contexts_end_where_longrope_would_change_the_rows_kept(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = SUPPORTED["phi 4 mini, longrope"]()
-    assert model.config.max_position_embeddings > CONTEXT
-    model.save_pretrained(tmp_path)
-    tiny_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    with caplog.at_level(logging.WARNING):
-        engine = TransformersEngine.load(tmp_path)
-    assert engine.info.max_context == CONTEXT
-    assert f"cut to {CONTEXT} tokens" in caplog.text
-
-
-Step = tuple[str, int, list[int]]
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", IN_PROGRAMS)
 @given(
-    steps=st.lists(
-        st.tuples(
-            st.sampled_from(["prefill", "verify", "rollback"]),
-            st.integers(0, 12),
-            st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=7),
+    program=st.lists(
+        st.lists(
+            st.tuples(
+                st.integers(0, 4),  # which sequence
+                st.sampled_from(["feed", "feed", "feed", "roll back", "reopen"]),
+                st.sampled_from([1, 1, 3, 5, 6, 20, 40]),  # tokens
+                st.integers(0, 40),  # of them, those with logits
+            ),
+            min_size=1,
+            max_size=5,
+            unique_by=lambda action: action[0],
         ),
-        max_size=10,
-    )
+        min_size=1,
+        max_size=7,
+    ),
+    seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=30, deadline=None)
-def test_any_steps_leave_the_cache_of_the_tokens_kept(architecture: str, steps: list[Step]) -> None:
-    """Two sequences side by side, so that one could disturb the other."""
-    model = MODELS[architecture]
+@settings(max_examples=12, deadline=None)
+def test_any_program_gives_what_each_sequence_alone_would(
+    name: str, program: list[list[tuple[int, str, int, int]]], seed: int
+) -> None:
+    """Five sequences side by side; prefills and chains in one step, rolled back and closed at any time."""
+    random = np.random.default_rng(seed)
+    both = two_forms(name)
+    handles = [both.open(MAX_CONTEXT) for _ in range(5)]
+    for actions in program:
+        fed: dict[int, tuple[list[int], int]] = {}
+        for place, kind, count, wanted in actions:
+            handle = handles[place]
+            text = both.texts[handle]
+            if kind == "roll back":
+                both.rollback(handle, max(0, len(text) - count))
+            elif kind == "reopen":
+                both.close(handle)
+                handles[place] = both.open(MAX_CONTEXT)
+            elif (fitting := min(count, MAX_CONTEXT - len(text))) > 0:
+                fed[handle] = random.integers(0, VOCAB, fitting).tolist(), min(wanted, fitting)
+        if fed:
+            both.step(fed)
+    both.step({handle: ([5], 1) for handle in handles if len(both.texts[handle]) < MAX_CONTEXT})
+    for handle in handles:
+        both.close(handle)
+
+
+_forms: dict[str, TwoForms] = {}
+
+
+def two_forms(name: str) -> TwoForms:
+    """One pair of engines for all programs, so that each finds the rows that others left."""
+    if name not in _forms:
+        _forms[name] = TwoForms(name)
+    return _forms[name]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_every_family_steps_ragged_batches(name: str) -> None:
+    """Prefills beside chains over windows of eight positions, after rollbacks; the head's padding is cut."""
+    both = TwoForms(name, CONTEXT)
+    random = np.random.default_rng(3)
+
+    def tokens(count: int) -> list[int]:
+        drawn: list[int] = random.integers(0, VOCAB, count).tolist()
+        return drawn
+
+    first, second, third = (both.open(CONTEXT) for _ in range(3))
+    both.step({first: (tokens(20), 0)})
+    both.step({second: (tokens(33), 2), first: (tokens(5), 5), third: (tokens(1), 1)})
+    both.rollback(first, 22)
+    both.rollback(second, 30)
+    both.step({first: (tokens(4), 4), third: (tokens(12), 3), second: (tokens(6), 6)})
+
+
+def test_a_long_prompt_is_fed_beside_chains_over_many_pages() -> None:
+    """Chunks of a prompt longer than the folded queries, over pages that lie in pieces."""
+    both = TwoForms("smollm 2, tied head", max_context=1024, num_pages=26)
+    # Pages of both are given back out of order, so that what is opened next gets pieces.
+    spread = [both.open(PAGE_TOKENS) for _ in range(26)]
+    for handle in spread[::2] + spread[1:8:2]:
+        both.close(handle)
+    long, short = both.open(700), both.open(200)
+    random = np.random.default_rng(5)
+    for start in range(0, 600, 100):
+        both.step(
+            {
+                long: (random.integers(0, VOCAB, 100).tolist(), int(start == 500)),
+                short: (random.integers(0, VOCAB, 4).tolist(), 4),
+            }
+        )
+        both.rollback(short, max(0, len(both.texts[short]) - 2))
+
+
+def test_a_place_given_back_keeps_nothing_of_its_last_tenant() -> None:
+    both = TwoForms("llama 3, scaled rotary", num_pages=2)
+    first = both.open(100)
+    both.step({first: ([7] * 90, 0)})
+    both.close(first)
+    second = both.open(100)
+    both.step({second: ([1, 2, 3], 3)})
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_sequence_that_computes_no_numbers_fails_alone(padded: bool) -> None:
+    """Rows of infinities and NaNs, its own and those it left behind, do not reach the others of a step."""
+    model, reference = target("mistral"), target("mistral")
+    engine = TransformersEngine(model, INFO, padded=padded, kv_memory_bytes=1 << 20)
+    token = 200
+    with torch.no_grad():
+        model.get_input_embeddings().weight[token] = torch.inf  # type: ignore[index]
+    spoilt = engine.open(MAX_CONTEXT)
+    engine.step([Feed(spoilt, ids(*[token] * 90), 0)])
+    engine.close(spoilt)
+    healthy, ill = engine.open(MAX_CONTEXT), engine.open(MAX_CONTEXT)
+    engine.step([Feed(healthy, ids(1, 2, 3), 0), Feed(ill, ids(*[token] * 30), 0)])
+    logits, no_numbers = engine.step([Feed(healthy, ids(4, 5), 2), Feed(ill, ids(9), 1)])
+    np.testing.assert_allclose(logits, fresh_logits(reference, [1, 2, 3, 4, 5])[3:], atol=1e-5, rtol=0)
+    assert np.isnan(no_numbers).all()
+
+
+# --- a step ---------------------------------------------------------------------------------------------
+
+
+def test_the_head_sees_only_rows_whose_logits_are_wanted() -> None:
+    model = tiny_model()
+    engine = TransformersEngine(model, INFO)
+    rows: list[int] = []
+    model.lm_head.register_forward_hook(lambda _, inputs, __: rows.append(inputs[0].shape[1]))
+    first, second = engine.open(64), engine.open(64)
+    engine.step([Feed(first, ids(1, 2, 3), 0)])
+    engine.step([Feed(first, ids(4, 5), 1), Feed(second, ids(1, 2, 3, 4), 2)])
+    assert rows == [0, 3]
+
+
+def test_no_padding_goes_through_the_matrices() -> None:
+    """The tokens of a step, however long its feeds, are as many rows."""
+    model = tiny_model()
+    engine = TransformersEngine(model, INFO, padded=True)
+    rows: list[int] = []
+    model.model.layers[0].mlp.register_forward_hook(lambda _, inputs, __: rows.append(inputs[0].shape[1]))
+    sequences = [engine.open(64) for _ in range(3)]
+    counts = (40, 1, 5)
+    engine.step(
+        [Feed(sequence, np.arange(count), 0) for sequence, count in zip(sequences, counts, strict=True)]
+    )
+    assert rows == [46]
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_step_that_fails_changes_nothing(layer: int) -> None:
+    model, reference = target("llama 3, scaled rotary"), target("llama 3, scaled rotary")
     engine = TransformersEngine(model, INFO)
     first, second = engine.open(64), engine.open(64)
-    texts: dict[int, list[int]] = {first: [], second: []}
-    for i, (kind, count, tokens) in enumerate(steps):
-        sequence = (first, second)[i % 2]
-        text = texts[sequence]
-        if kind == "rollback":
-            kept = max(0, len(text) - count)
-            engine.rollback(sequence, kept)
-            del text[kept:]
-            continue
-        text += tokens
-        if kind == "prefill":
-            engine.prefill(sequence, ids(tokens))
-        else:
-            expected = fresh_logits(model, text)[-len(tokens) :]
-            np.testing.assert_allclose(engine.verify(sequence, ids(tokens)), expected, atol=1e-5, rtol=0)
-    for sequence, text in texts.items():
-        np.testing.assert_allclose(
-            engine.verify(sequence, ids([5])), fresh_logits(model, [*text, 5])[-1:], atol=1e-5, rtol=0
-        )
+    engine.step([Feed(first, ids(1, 2, 3), 0)])
 
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
 
-def test_a_sequence_grows_past_its_first_buffer() -> None:
-    """A prompt longer than the spare rows, fed bit by bit and rolled back across the buffer's growth."""
-    config_room = 1200
-    model = tiny_model()
-    model.config.max_position_embeddings = config_room
-    engine = TransformersEngine(model, TargetInfo("tiny", "", "", VOCAB, config_room))
-    text = [(7 * i) % VOCAB for i in range(900)]
-    sequence = engine.open(64)
-    engine.prefill(sequence, ids(text[:3]))
-    engine.prefill(sequence, ids(text[3:500]))
-    engine.rollback(sequence, 100)
-    engine.prefill(sequence, ids(text[100:600]))
-    engine.prefill(sequence, ids(text[600:899]))
-    logits = engine.verify(sequence, ids(text[899:]))
-    np.testing.assert_allclose(logits, fresh_logits(model, text)[-1:], atol=1e-4, rtol=0)
-
-
-def test_a_step_copies_its_own_rows_and_not_the_context() -> None:
-    engine = TransformersEngine(MODELS["llama"], INFO)
-    sequence = engine.open(64)
-    engine.prefill(sequence, ids([1, 2, 3]))
-    layer = engine._caches[sequence].layers[0]
-    place = layer.keys.data_ptr()
-    engine.verify(sequence, ids([4, 5]))
-    engine.rollback(sequence, 4)
-    engine.verify(sequence, ids([6]))
-    assert layer.keys.data_ptr() == place
-    assert layer.keys.shape[-2] == 5
-
-
-def test_an_empty_prefill_is_nothing() -> None:
-    engine = TransformersEngine(MODELS["llama"], INFO)
-    sequence = engine.open(64)
-    engine.prefill(sequence, ids([]))
-    np.testing.assert_allclose(
-        engine.verify(sequence, ids([3])), fresh_logits(MODELS["llama"], [3]), atol=1e-5, rtol=0
-    )
-
-
-def test_prefill_computes_no_logits() -> None:
-    model = tiny_model()
-    calls: list[int] = []
-    model.lm_head.register_forward_hook(lambda *_: calls.append(1))
-    engine = TransformersEngine(model, INFO)
-    sequence = engine.open(64)
-    engine.prefill(sequence, ids([1, 2, 3]))
-    assert calls == []
-    engine.verify(sequence, ids([4]))
-    assert calls == [1]
-
-
-def test_a_closed_sequence_is_gone() -> None:
-    engine = TransformersEngine(MODELS["llama"], INFO)
-    sequence = engine.open(64)
-    engine.close(sequence)
-    with pytest.raises(KeyError):
-        engine.verify(sequence, ids([1]))
-    assert engine.open(64) != sequence
-
-
-# --- loading --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_target_folder(tmp_path_factory.mktemp("models") / "tiny-llama")
-
-
-def test_a_loaded_folder_says_what_it_is(folder: Path) -> None:
-    engine = TransformersEngine.load(folder)
-    assert engine.info == TargetInfo(
-        name="tiny-llama",
-        fingerprint=model_fingerprint(folder),
-        vocabulary_hash=vocabulary_hash(folder / "tokenizer.json"),
-        vocab_size=VOCAB,
-        max_context=MAX_CONTEXT,
-    )
-    sequence = engine.open(64)
-    logits = engine.verify(sequence, ids([1, 2]))
-    np.testing.assert_allclose(logits, fresh_logits(MODELS["llama"], [1, 2]), atol=1e-5, rtol=0)
-
-
-def test_lower_precision_is_allowed_with_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        engine = TransformersEngine.load(folder, dtype="bf16")
-    assert "nearly ties" in caplog.text
-    sequence = engine.open(64)
-    logits = engine.verify(sequence, ids([1, 2]))
-    assert logits.dtype == np.float32
-    difference = np.abs(logits - fresh_logits(MODELS["llama"], [1, 2])).max()
-    assert 1e-4 < difference < 0.5
-
-
-def without_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-
-
-def without_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-
-
-def without_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
-def with_broken_weights(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"no safetensors")
-
-
-def of_unknown_kind(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "unheard-of"}))
-
-
-def without_a_tensor(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def with_another_tokenizer(folder: Path) -> None:
-    extra = [f"<{i}>" for i in range(PADDED_VOCAB)]
-    tiny_tokenizer(extra).save(str(folder / "tokenizer.json"))
+    hook = model.model.layers[layer].mlp.register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.step([Feed(first, ids(8, 8), 2), Feed(second, ids(9), 1)])
+    hook.remove()
+    after, fresh = engine.step([Feed(first, ids(4), 1), Feed(second, ids(6), 1)])
+    np.testing.assert_allclose(after, fresh_logits(reference, [1, 2, 3, 4])[-1:], atol=1e-5, rtol=0)
+    np.testing.assert_allclose(fresh, fresh_logits(reference, [6]), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("tokens", "num_logits", "complaint"),
     [
-        without_config,
-        without_tokenizer,
-        without_weights,
-        with_broken_weights,
-        of_unknown_kind,
-        without_a_tensor,
-        with_another_tokenizer,
+        ([], 0, "a feed has a token"),
+        ([1], 2, "2 logits of 1"),
+        ([-1], 0, "has an id"),
+        ([VOCAB], 0, "in the vocabulary"),
+        ([1] * 9, 0, "9 tokens, 8 said"),
     ],
 )
-def test_a_folder_that_is_no_target_is_one_line(damage: Callable[[Path], None], tmp_path: Path) -> None:
-    folder = write_target_folder(tmp_path / "damaged")
-    damage(folder)
-    with pytest.raises(AcespecError) as caught:
-        TransformersEngine.load(folder)
-    assert "\n" not in str(caught.value)
-    assert "damaged" in str(caught.value)
+def test_a_feed_that_cannot_be_is_a_bug(tokens: list[int], num_logits: int, complaint: str) -> None:
+    engine = TransformersEngine(tiny_model(), INFO)
+    sequence = engine.open(8)
+    with pytest.raises(AssertionError, match=complaint):
+        engine.step([Feed(sequence, ids(*tokens), num_logits)])
 
 
-def test_an_unknown_device_is_one_line(folder: Path) -> None:
-    with pytest.raises(AcespecError, match="device 'quantum'"):
-        TransformersEngine.load(folder, device="quantum")
+def test_a_sequence_is_fed_once_a_step() -> None:
+    engine = TransformersEngine(tiny_model(), INFO)
+    sequence = engine.open(8)
+    with pytest.raises(AssertionError, match="fed once a step"):
+        engine.step([Feed(sequence, ids(1), 0), Feed(sequence, ids(2), 0)])
 
 
-def test_a_state_that_cannot_be_rolled_back_is_refused() -> None:
-    model = MambaForCausalLM(
-        MambaConfig(vocab_size=PADDED_VOCAB, hidden_size=16, num_hidden_layers=1, state_size=4)
-    )
-    with pytest.raises(AcespecError, match="cannot be rolled back"):
-        TransformersEngine(model, INFO)
+def test_a_closed_sequence_is_gone() -> None:
+    engine = TransformersEngine(tiny_model(), INFO)
+    sequence = engine.open(64)
+    engine.close(sequence)
+    with pytest.raises(KeyError):
+        engine.step([Feed(sequence, ids(1), 0)])
+    assert engine.open(64) != sequence
+
+
+# --- memory ---------------------------------------------------------------------------------------------
+
+
+def test_the_pool_holds_the_tokens_it_says() -> None:
+    row_bytes = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, width, float32
+    engine = TransformersEngine(tiny_model(), INFO, kv_memory_bytes=5 * PAGE_TOKENS * row_bytes + 1)
+    assert engine.info.kv_bytes_per_token == row_bytes
+    assert engine.info.kv_tokens == 5 * PAGE_TOKENS
+    handles = [engine.open(PAGE_TOKENS) for _ in range(5)]
+    with pytest.raises(KvPoolFullError):
+        engine.open(1)
+    engine.close(handles[2])
+    engine.open(1)
+
+
+def test_memory_for_less_than_a_context_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        engine = TransformersEngine(tiny_model(), INFO, kv_memory_bytes=PAGE_TOKENS * 256)
+    assert f"of {PAGE_TOKENS} tokens, less than the target's context of {MAX_CONTEXT}" in caplog.text
+    with pytest.raises(KvPoolFullError):
+        engine.open(MAX_CONTEXT)
+
+
+def test_memory_for_no_page_is_one_line() -> None:
+    with pytest.raises(AcespecError, match="100 bytes hold no keys and values"):
+        TransformersEngine(tiny_model(), INFO, kv_memory_bytes=100)

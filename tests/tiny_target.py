@@ -34,8 +34,6 @@ SHAPE = {
     "eos_token_id": 256,
 }
 
-ARCHITECTURES = ("llama", "qwen3", "mistral")
-
 
 def tiny_model(architecture: str = "llama") -> PreTrainedModel:
     """The same weights every time. ``mistral`` attends to its last eight tokens only."""
