@@ -7,6 +7,7 @@ What to say on a stream is the ``Conversation``'s concern, how long to wait the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -18,6 +19,7 @@ from acespec.edge_runtime.statistics import Statistics
 from acespec.edge_runtime.step_clock import now_ms
 from acespec.wire import (
     Busy,
+    Close,
     CloudMessage,
     Codec,
     EdgeMessage,
@@ -37,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 ATTEMPT_S = 10.0
 """Longest that one attempt to connect may take."""
+
+FAREWELL_S = 2.0
+"""Longest that the server's end of a finished session is waited for."""
 
 Connector = Callable[[float], Awaitable[EdgeTransport]]
 """Makes one attempt to reach the verifier, in at most so many seconds, and gives a new stream.
@@ -147,6 +152,18 @@ class Connection:
             else:
                 self._note_answer()
                 return message
+
+    async def finish(self) -> None:
+        """Say that nothing more comes, and wait a moment until the server has heard it.
+
+        A stream that just ends leaves its session to be resumed, and what it holds in use. Nothing is raised:
+        the text is whole, whether or not this arrives.
+        """
+        if self._transport is None:
+            return
+        with contextlib.suppress(SessionError, asyncio.TimeoutError):
+            await self._send(Close())
+            await asyncio.wait_for(self._transport.receive(), FAREWELL_S)
 
     async def close(self) -> None:
         """Close the stream under way, if there is one; idempotent."""

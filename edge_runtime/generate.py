@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,7 +15,6 @@ from acespec.edge_runtime.request import DraftSettings, FinishReason, Generation
 from acespec.edge_runtime.session import EdgeSession, SessionSettings, ignore
 from acespec.edge_runtime.statistics import GenerationMetrics, Statistics
 from acespec.edge_runtime.step_clock import StepClock
-from acespec.wire import SessionError
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,7 @@ async def generate(
         await session.open()
         async for tokens in policy.run(session):
             on_tokens(tokens)
-        with contextlib.suppress(SessionError):  # the text is whole, whether or not this arrives
-            await session.close()
+        await session.close()
     except OutageError:
         if not session.outage.drafts:
             raise

@@ -18,7 +18,6 @@ from acespec.edge_runtime.step_clock import now_ms
 from acespec.wire import (
     MAX_CHAIN,
     AcceptanceMode,
-    Close,
     Codec,
     Commit,
     Decode,
@@ -213,8 +212,8 @@ class EdgeSession:
             self._on_provisional(tokens)
 
     async def close(self) -> None:
-        """Tell the cloud that nothing more comes. Raises ``SessionError`` if it cannot be told."""
-        await self.connection.send(Close())
+        """Tell the cloud that nothing more comes, if it can be told."""
+        await self.connection.finish()
 
     async def _ask(self, request: Round | Decode) -> None:
         self._requests.ask(request)

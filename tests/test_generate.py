@@ -15,7 +15,6 @@ from acespec.bench.virtual_clock import run_virtual
 from acespec.cloud_verifier.acceptance import draws_at
 from acespec.edge_runtime.generate import GenerationResult
 from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest
-from acespec.edge_runtime.session import EdgeSession
 from acespec.speculation import Allocation, SamplingParams, Weighted, propose
 from acespec.wire import AcceptanceMode, ErrorCode, SessionError, SparseTarget, TargetDraws
 from fake_draft import Table, TableDraftEngine, hashed_table, mixed
@@ -149,19 +148,6 @@ def test_a_full_draft_context_goes_on_by_cloud_decoding() -> None:
     assert result.tokens == run(request, None).tokens
     assert result.metrics.rounds > 0
     assert result.metrics.messages_down > 30 - 13, "one commit a token once the draft's context is full"
-
-
-def test_a_verifier_lost_after_the_last_token_takes_nothing_from_the_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    request = request_for([1], 9, end_token_ids=())
-    expected = run(request, None).tokens
-
-    async def lost(session: EdgeSession) -> None:
-        raise SessionError(ErrorCode.UNAVAILABLE, f"lost after {len(session.committed)} tokens")
-
-    monkeypatch.setattr(EdgeSession, "close", lost)
-    assert run(request, draft_engine()).tokens == expected
 
 
 def test_the_targets_context_ends_the_text() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from acespec.bench.virtual_clock import run_virtual
@@ -12,10 +14,11 @@ from acespec.cloud_verifier.limits import Limits
 from acespec.cloud_verifier.verifier import Verifier
 from acespec.compute import InlineRunner
 from acespec.edge_runtime.generate import GenerationResult, generate
-from acespec.edge_runtime.outage import OnOutage, OutageSettings
-from acespec.edge_runtime.request import DraftSettings, GenerationRequest
+from acespec.edge_runtime.outage import OnOutage, OutageError, OutageSettings
+from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest
 from acespec.edge_runtime.session import SessionSettings, TargetIdentity
-from acespec.wire import AcceptanceMode
+from acespec.speculation import Weighted, propose
+from acespec.wire import AcceptanceMode, TargetDraws
 from bad_network import BadNetwork, Fault, StreamPlan
 from fake_draft import TableDraftEngine, hashed_table, mixed
 from fake_target import TableTargetEngine
@@ -37,6 +40,17 @@ PLANS = st.lists(
     ),
     max_size=6,
 )
+
+
+def one_draw(target: Weighted, seed: int, position: int, first_index: int, _: int) -> TargetDraws:
+    """As the server describes a rejection, but one draw at a time, so that more are asked for."""
+    ids = propose(target, seed, position, first_index, 1)
+    return TargetDraws(target.bits, first_index, tuple(ids.tolist()), tuple(target.weights_of(ids).tolist()))
+
+
+@pytest.fixture
+def scarce_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("acespec.cloud_verifier.session.describe_target", one_draw)
 
 
 class Told:
@@ -100,7 +114,7 @@ def run(
     return result
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     plans=PLANS,
     mode=st.sampled_from(AcceptanceMode),
@@ -113,6 +127,7 @@ def run(
     draft_context=st.sampled_from([8, 512]),
     pad_sizes=st.booleans(),
 )
+@pytest.mark.usefixtures("scarce_draws")
 def test_the_text_is_the_undisturbed_one(
     plans: list[StreamPlan],
     mode: AcceptanceMode,
@@ -142,3 +157,98 @@ def test_the_text_is_the_undisturbed_one(
     assert told.tokens == disturbed.tokens, "each token once, in order"
     assert disturbed.provisional == []
     assert not told.provisional or told.provisional[-1] == []
+
+
+LONG = GenerationRequest(PROMPT, (), max_new_tokens=40, seed=5)
+CUT_AFTER_THE_FIRST_ROUND = StreamPlan(Fault.CUT, up=True, at=2)
+"""The second round, the third message up, meets a broken link."""
+
+
+def refused(times: int) -> list[StreamPlan]:
+    return [StreamPlan(Fault.REFUSE)] * times
+
+
+@pytest.mark.parametrize("mode", AcceptanceMode)
+@pytest.mark.parametrize("num_refusals", [3, 5, 8])
+def test_provisional_text_grows_in_an_outage_and_is_confirmed_without_drafting_again(
+    mode: AcceptanceMode, num_refusals: int
+) -> None:
+    """With a perfect draft the coupled line is right to its end, so one round confirms what room it has."""
+    request = dataclasses.replace(LONG, mode=mode)
+    told = Told()
+    outage = OutageSettings(OnOutage.DRAFT, timeout_s=1e6)
+    plans = [CUT_AFTER_THE_FIRST_ROUND, *refused(num_refusals)]
+    result = run(request, plans, closeness=1.0, outage=outage, told=told)
+    undisturbed = run(request, closeness=1.0)
+    assert result.tokens == undisturbed.tokens
+    assert told.provisional[-1] == []
+    longest = max(told.provisional, key=len)
+    assert len(longest) > 3, "more than the chain under way"
+    assert result.metrics.provisional_tokens >= len(longest)
+    if mode is AcceptanceMode.COUPLED:
+        at = next(i for i in range(40) if result.tokens[i : i + len(longest)] == longest)
+        assert at == 4, "behind the first round's gamma + 1 tokens"
+        assert result.metrics.draft_steps <= undisturbed.metrics.draft_steps + len(longest)
+        assert result.metrics.rounds < undisturbed.metrics.rounds
+
+
+def test_an_outage_without_an_end_leaves_verified_and_provisional_tokens() -> None:
+    told = Told()
+    outage = OutageSettings(OnOutage.DRAFT, timeout_s=30.0)
+    result = run(LONG, [CUT_AFTER_THE_FIRST_ROUND, *refused(100)], closeness=1.0, outage=outage, told=told)
+    whole = run(LONG, closeness=1.0)
+    assert result.finish_reason is FinishReason.OUTAGE
+    assert result.tokens == told.tokens == whole.tokens[:4]
+    assert result.tokens + result.provisional == whole.tokens, "the draft is the target"
+    assert result.metrics.outage_ms == pytest.approx(30_000.0)
+
+
+def test_provisional_text_ends_with_an_end_token() -> None:
+    outage = OutageSettings(OnOutage.DRAFT, timeout_s=30.0)
+    plans = [StreamPlan(Fault.CUT, at=1), *refused(100)]
+    ended = 0
+    for seed in range(12):
+        request = GenerationRequest(PROMPT, (0, 3), max_new_tokens=20, seed=seed)
+        provisional = run(request, plans, outage=outage).provisional
+        assert not {0, 3} & set(provisional[:-1])
+        ended += provisional[-1] in (0, 3)
+        assert provisional[-1] in (0, 3) or len(provisional) == 20
+    assert ended > 0
+
+
+def test_without_the_draft_policy_nothing_is_provisional() -> None:
+    told = Told()
+    with pytest.raises(OutageError):
+        run(LONG, [CUT_AFTER_THE_FIRST_ROUND, *refused(100)], told=told)
+    assert told.tokens == run(LONG).tokens[: len(told.tokens)]
+    assert told.tokens
+    assert told.provisional == []
+
+
+def test_a_verifier_out_of_reach_from_the_start_is_waited_for_if_that_is_asked_for() -> None:
+    with pytest.raises(OutageError):
+        run(LONG, refused(12))
+    patient = OutageSettings(timeout_s=120.0, first_timeout_s=120.0)
+    assert run(LONG, refused(12), outage=patient).tokens == run(LONG).tokens
+
+
+def test_an_outage_does_not_enter_the_estimates_of_the_link() -> None:
+    frozen = run(LONG, [StreamPlan(Fault.FREEZE, up=False, at=3)])
+    assert frozen.metrics.outage_ms >= 0.0
+    assert frozen.metrics.total_ms > 10_000.0
+    assert frozen.metrics.mean_round_trip_ms == pytest.approx(run(LONG).metrics.mean_round_trip_ms, abs=1.0)
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT, Fault.KILL])
+@pytest.mark.usefixtures("scarce_draws")
+def test_a_stream_lost_while_more_draws_are_asked_for(fault: Fault) -> None:
+    """Every message, requests for more draws and their answers among them, meets the fault once."""
+    request = GenerationRequest(PROMPT, (), 8, seed=3, mode=AcceptanceMode.RESIDUAL)
+    undisturbed = run(request)
+    asked = undisturbed.metrics.messages_up - undisturbed.metrics.rounds - 2  # besides Open and Close
+    assert asked >= 3
+    for at in range(undisturbed.metrics.messages_up):
+        for up in (True, False):
+            told = Told()
+            result = run(request, [StreamPlan(fault, up, at)], told=told)
+            assert result.tokens == undisturbed.tokens == told.tokens
