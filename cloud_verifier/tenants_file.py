@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import (
     AwareDatetime,
     BaseModel,
+    BeforeValidator,
     ByteSize,
     ConfigDict,
     Field,
@@ -35,6 +36,13 @@ ID_LENGTH = 12
 """Hexadecimal digits of a hash that name its token to people."""
 
 
+def not_a_truth(value: object) -> object:
+    """Pydantic takes true for a size of one byte."""
+    if isinstance(value, bool):
+        raise ValueError("a size is wanted, such as 4GiB")
+    return value
+
+
 class QuotaEntry(BaseModel):
     """A tenant's bounds; one left out is none. ``kv_bytes`` may be written as ``"4GiB"``."""
 
@@ -42,7 +50,7 @@ class QuotaEntry(BaseModel):
 
     max_sessions: Annotated[int, Field(ge=1, strict=True)] | None = None
     tokens_per_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False, strict=True)] | None = None
-    kv_bytes: Annotated[ByteSize, Field(ge=1)] | None = None
+    kv_bytes: Annotated[ByteSize, Field(ge=1), BeforeValidator(not_a_truth)] | None = None
 
     def quota(self) -> Quota:
         kv_bytes = None if self.kv_bytes is None else int(self.kv_bytes)

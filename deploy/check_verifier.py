@@ -1,14 +1,23 @@
 """Exit with 0 if the verifier at an address serves, else with 1 and the reason in one line.
 
 The health check of ``Dockerfile.cloud``, by the standard gRPC health protocol:
-``python check_verifier.py 127.0.0.1:50051``.
+``python check_verifier.py 127.0.0.1:50051``. It takes no token; where the verifier speaks TLS, these variables say
+how to connect:
+
+- ``ACESPEC_HEALTH_CA``: PEM file of the CA its certificate comes from; not set, the check is in plaintext
+- ``ACESPEC_HEALTH_NAME``: a name in its certificate, if the address is not one
+- ``ACESPEC_HEALTH_CERT`` and ``ACESPEC_HEALTH_KEY``: PEM files of a client's certificate and key, for mTLS
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -16,10 +25,29 @@ SERVICE = "acespec.v1.Verifier"
 TIMEOUT_S = 5.0
 
 
-async def problem(address: str) -> str | None:
+def channel(address: str, variables: Mapping[str, str]) -> grpc.aio.Channel:
+    """A connection as the ``variables`` say. Raises ``OSError`` for a file that cannot be read."""
+    pem = {
+        name: Path(variables[f"ACESPEC_HEALTH_{name}"]).read_bytes()
+        for name in ("CA", "CERT", "KEY")
+        if variables.get(f"ACESPEC_HEALTH_{name}")
+    }
+    if "CA" not in pem:
+        return grpc.aio.insecure_channel(address)
+    name = variables.get("ACESPEC_HEALTH_NAME")
+    options = [("grpc.ssl_target_name_override", name)] if name else []
+    credentials = grpc.ssl_channel_credentials(pem["CA"], pem.get("KEY"), pem.get("CERT"))
+    return grpc.aio.secure_channel(address, credentials, options)
+
+
+async def problem(address: str, variables: Mapping[str, str]) -> str | None:
     """What is wrong with the verifier at ``address`` (``host:port``); None when it serves."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+    try:
+        connection = channel(address, variables)
+    except OSError as error:
+        return f"cannot read {error.filename} ({error.strerror})"
+    async with connection:
+        stub = health_pb2_grpc.HealthStub(connection)
         try:
             response = await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
@@ -29,4 +57,4 @@ async def problem(address: str) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(problem(sys.argv[1])))
+    sys.exit(asyncio.run(problem(sys.argv[1], os.environ)))

@@ -260,6 +260,6 @@ async def test_the_verifiers_health_check_tells_serving_from_not(serving: bool) 
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    assert await check.problem(address) == (None if serving else f"{address} answers, but does not serve")
+    assert await check.problem(address, {}) == (None if serving else f"{address} answers, but does not serve")
     await server.stop(None)
-    assert await check.problem(address) == f"{address} does not answer (UNAVAILABLE)"
+    assert await check.problem(address, {}) == f"{address} does not answer (UNAVAILABLE)"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc.aio
@@ -16,8 +20,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from acespec.cloud_verifier.addresses import resolve
+from acespec.cloud_verifier.tenants_file import new_token, token_hash
 from acespec.cloud_verifier.transformers_engine import TransformersEngine
-from acespec.edge_runtime.grpc_transport import VerifierChannel
+from acespec.edge_runtime.channel_security import ChannelSecurity
+from acespec.edge_runtime.grpc_transport import LinkSettings, VerifierChannel
+from acespec.wire import SessionError
+from pki import write_pki
 from tiny_target import write_target_folder
 from verifier_client import VerifierClient, decoded_text, open_request
 
@@ -38,13 +46,15 @@ class Served:
         return int(self.address.rpartition(":")[2])
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    """A paced server of a tiny model, ready."""
-    folder = write_target_folder(tmp_path / "tiny-llama")
-    arguments = ("--model", str(folder), "--port", "0", "--threads", "1", "--pace-forward-ms", "2.5")
+@contextlib.contextmanager
+def serving(folder: Path, *arguments: str, **variables: str) -> Iterator[Served]:
+    """A server process of the tiny model in ``folder``, ready."""
     process = subprocess.Popen(
-        [*SERVE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*SERVE, "--model", str(folder), "--port", "0", "--threads", "1", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **variables},
     )
     try:
         assert process.stdout is not None
@@ -57,9 +67,23 @@ def served(tmp_path: Path) -> Iterator[Served]:
         process.communicate()
 
 
-async def generated(address: str, engine: TransformersEngine) -> list[int]:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_target_folder(tmp_path / "tiny-llama")
+
+
+@pytest.fixture
+def served(folder: Path) -> Iterator[Served]:
+    """A paced server of a tiny model, ready."""
+    with serving(folder, "--pace-forward-ms", "2.5") as server:
+        yield server
+
+
+async def generated(
+    address: str, engine: TransformersEngine, security: ChannelSecurity | None = None
+) -> list[int]:
     """A text drawn by the server, partly in rounds."""
-    async with VerifierChannel(address) as channel:
+    async with VerifierChannel(address, LinkSettings(security or ChannelSecurity())) as channel:
         client = VerifierClient(channel.session(), open_request(engine, [5, 6, 7]))
         await client.begin()
         await client.decode(4)
@@ -97,6 +121,35 @@ def test_a_server_from_its_ready_line_to_its_end(served: Served) -> None:
     resolve("127.0.0.1", served.port)
 
 
+def test_a_protected_server_configured_by_file_and_environment(folder: Path, tmp_path: Path) -> None:
+    write_pki(tmp_path)
+    token = new_token()
+    tenants, config = tmp_path / "tenants.toml", tmp_path / "verifier.toml"
+    tenants.write_text(f'[tenants.acme]\n[[tokens]]\ntenant = "acme"\nsha256 = "{token_hash(token)}"\n')
+    config.write_text(
+        f'tls_cert = "{tmp_path}/server.pem"\ntls_key = "{tmp_path}/server.key"\nlog_format = "json"\n'
+    )
+    variables = {"ACESPEC_SERVE_CONFIG": str(config), "ACESPEC_SERVE_TOKENS": str(tenants)}
+    with serving(folder, "--host", "localhost", "--metrics-port", "0", **variables) as served:
+        found = re.search(r"metrics on (http://127\.0\.0\.1:\d+/metrics)\)$", served.ready)
+        assert found is not None, served.ready
+        known = ChannelSecurity(tls=True, ca=tmp_path / "ca.pem", token=token)
+        engine = TransformersEngine.load(folder)
+        expected = asyncio.run(decoded_text(engine, open_request(engine, [5, 6, 7])))
+        assert asyncio.run(generated(served.address, engine, known)) == expected
+        with pytest.raises(SessionError, match="does not know you; its log has the reason under"):
+            asyncio.run(generated(served.address, engine, replace(known, token=new_token())))
+        with urllib.request.urlopen(found[1]) as answer:  # noqa: S310 - the server just started
+            metrics = answer.read().decode()
+        assert 'acespec_verifier_sessions_opened_total{tenant="acme"} 1.0' in metrics
+        assert 'acespec_verifier_refused_total{code="UNAUTHENTICATED"} 1.0' in metrics
+        served.process.send_signal(signal.SIGTERM)
+        out, err = served.process.communicate(timeout=60)
+        assert (served.process.returncode, out) == (0, "")
+        (record,) = [json.loads(line) for line in err.splitlines()]
+        assert "was not let in: the token is not one of the file's" in record["message"]
+
+
 def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*SERVE, *arguments], capture_output=True, text=True, timeout=120, check=False)
 
@@ -125,13 +178,5 @@ def test_help_names_the_options_without_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert result.returncode == 0, result.stderr
-    for option in (
-        "--model",
-        "--host",
-        "--port",
-        "--dtype",
-        "--threads",
-        "--pace-forward-ms",
-        "--max-sessions",
-    ):
+    for option in ("--model", "--tls-cert", "--max-sessions", "--config"):
         assert option in result.stdout

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import runpy
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -36,7 +37,7 @@ from verifier_client import open_request
 VOCAB = 16
 FREE_PORT = ServerOptions(port=0)
 TOKENS = {"acme": new_token(), "zenith": new_token()}
-SESSION = "/acespec.v1.Verifier/Session"
+CHECK = Path(__file__).resolve().parent.parent / "deploy" / "check_verifier.py"
 Metadata = Sequence[tuple[str, str]]
 
 
@@ -260,6 +261,26 @@ async def test_health_asks_for_no_token_and_nothing_else_is_offered(token_settin
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_the_containers_health_check_speaks_tls(tmp_path: Path) -> None:
+    write_pki(tmp_path, hosts=["verifier.test"], clients=["health"])
+    variables = {
+        "ACESPEC_HEALTH_CA": f"{tmp_path}/ca.pem",
+        "ACESPEC_HEALTH_NAME": "verifier.test",
+        "ACESPEC_HEALTH_CERT": f"{tmp_path}/health.pem",
+        "ACESPEC_HEALTH_KEY": f"{tmp_path}/health.key",
+    }
+    check = runpy.run_path(str(CHECK))["problem"]
+    async with running(tls_settings(tmp_path, mutual=True)) as address:
+        assert await check(address, variables) is None
+        for missing in ("ACESPEC_HEALTH_CA", "ACESPEC_HEALTH_NAME", "ACESPEC_HEALTH_CERT"):
+            fewer = {name: value for name, value in variables.items() if name != missing}
+            if missing == "ACESPEC_HEALTH_CERT":
+                del fewer["ACESPEC_HEALTH_KEY"]
+            assert await check(address, fewer) == f"{address} does not answer (UNAVAILABLE)"
+        gone = await check(address, {**variables, "ACESPEC_HEALTH_CA": f"{tmp_path}/none"})
+        assert gone == f"cannot read {tmp_path}/none (No such file or directory)"
 
 
 async def test_metadata_has_a_bound(token_settings: SecuritySettings) -> None:
