@@ -55,6 +55,12 @@ def is_lost(status: grpc.StatusCode, detail: str) -> bool:
     return status in LOST or "RST_STREAM" in detail
 
 
+def is_unconnected(status: grpc.StatusCode, detail: str) -> bool:
+    """Whether a stream ended before there was a connection for it."""
+    texts = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
+    return status is grpc.StatusCode.UNAVAILABLE and detail.startswith(texts)
+
+
 def connect_error(detail: str, address: str, tls: bool) -> SessionError:
     """Why no connection to ``address`` came about; UNAVAILABLE if another attempt may succeed.
 

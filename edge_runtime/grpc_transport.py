@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from acespec.edge_runtime.channel_security import ChannelSecurity
-from acespec.edge_runtime.grpc_status import connect_error, stream_error
+from acespec.edge_runtime.grpc_status import connect_error, is_unconnected, stream_error
 from acespec.errors import AcespecError
 from acespec.wire import EdgeTransport, LinkBytes, SessionError
 from acespec.wire import verifier_pb2 as pb
@@ -84,14 +84,21 @@ class VerifierChannel:
         return GrpcTransport(self._call(), self.address)
 
     async def connect(self, timeout_s: float) -> GrpcTransport:
-        """A stream to a verifier that is there. Raises ``SessionError`` if none is within ``timeout_s``."""
+        """A stream to a verifier that is there.
+
+        Raises ``SessionError``: if none is within ``timeout_s``, or with the reason of one that refuses.
+        """
         call = self._call()
         try:
             await asyncio.wait_for(call.wait_for_connection(), timeout_s)
         except asyncio.TimeoutError:
-            raise self._unreachable(f"no connection within {timeout_s:.3g} s") from None
+            detail = f"no connection within {timeout_s:.3g} s"
+            raise connect_error(detail, self.address, self._settings.security.tls) from None
         except grpc.aio.AioRpcError as error:
-            raise self._unreachable(error.details() or "") from None
+            detail = error.details() or ""
+            if is_unconnected(error.code(), detail):
+                raise connect_error(detail, self.address, self._settings.security.tls) from None
+            raise stream_error(error.code(), detail, self.address) from None
         return GrpcTransport(call, self.address, on_close=self.close)
 
     def _call(self) -> grpc.aio.StreamStreamCall[pb.EdgeMessage, pb.CloudMessage]:
@@ -99,9 +106,6 @@ class VerifierChannel:
             self._channel
         ).Session(metadata=self._settings.security.metadata)
         return call
-
-    def _unreachable(self, detail: str) -> SessionError:
-        return connect_error(detail, self.address, self._settings.security.tls)
 
 
 class GrpcConnector:
