@@ -24,6 +24,9 @@ LOST = frozenset(
 )
 """Statuses after which another stream may do better."""
 
+MAX_DETAIL = 500
+"""Characters of a text from the network that are shown."""
+
 SERVER_FAILED = "the verifier failed"
 """How the verifier's own INTERNAL begins. Any other is gRPC's: a broken frame, RST_STREAM(INTERNAL_ERROR), or
 a stream that ended while a message was being written."""
@@ -31,6 +34,7 @@ a stream that ended while a message was being written."""
 
 def stream_error(status: grpc.StatusCode, detail: str, address: str) -> SessionError:
     """Why a stream to ``address`` is over; UNAVAILABLE if it is worth another."""
+    detail = one_line(detail)
     if is_lost(status, detail):
         said = f" ({detail})" if detail else ""
         return SessionError(
@@ -66,6 +70,7 @@ def connect_error(detail: str, address: str, tls: bool) -> SessionError:
 
     TLS may fail in ways that no attempt mends. gRPC calls those UNAVAILABLE as well: only its text tells.
     """
+    detail = one_line(detail)
     refusal = tls_refusal(detail)
     if refusal is not None:
         return SessionError(
@@ -78,6 +83,12 @@ def connect_error(detail: str, address: str, tls: bool) -> SessionError:
     elif "Socket closed" in reason:
         hint = "does it ask for TLS (--tls, --tls-ca)? Otherwise " + hint
     return SessionError(ErrorCode.UNAVAILABLE, f"no verifier answers at {address} ({reason}): {hint}")
+
+
+def one_line(detail: str) -> str:
+    """``detail`` in one line of bounded length: others wrote it."""
+    line = " ".join(detail.split())
+    return line if len(line) <= MAX_DETAIL else line[:MAX_DETAIL] + "…"
 
 
 def tls_refusal(detail: str) -> str | None:

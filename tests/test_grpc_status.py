@@ -113,3 +113,10 @@ def test_connections_that_another_attempt_may_bring_about(
     assert reason in error.message
     assert hint in error.message
     assert "last error" not in error.message
+
+
+def test_what_others_wrote_becomes_one_line_of_bounded_length() -> None:
+    error = stream_error(grpc.StatusCode.UNKNOWN, "a\n  b\r\n" + "c" * 1000, HERE)
+    assert "(a b ccc" in error.message
+    assert "\n" not in error.message
+    assert len(error.message) < 600

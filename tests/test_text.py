@@ -29,6 +29,17 @@ def test_pieces_add_up_and_never_split_a_character(text: str, sizes: list[int]) 
     assert "".join(pieces) + incremental.finish() == TOKENIZER.decode(ids)
 
 
+@given(st.text(max_size=12), st.data())
+def test_a_preview_is_what_pushing_would_give(text: str, data: st.DataObject) -> None:
+    ids = ids_of(text)
+    cut = data.draw(st.integers(0, len(ids)))
+    incremental = IncrementalText(TOKENIZER)
+    before = incremental.push(ids[:cut])
+    preview = incremental.preview(ids[cut:])
+    assert before + preview == TOKENIZER.decode(ids)
+    assert incremental.push(ids[cut:]) + incremental.finish() == preview
+
+
 def test_a_character_appears_with_its_last_byte() -> None:
     euro = ids_of("€")
     assert len(euro) == 3
