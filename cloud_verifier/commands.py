@@ -16,6 +16,7 @@ from acespec.cloud_verifier.config_file import effective
 from acespec.cloud_verifier.option_groups import GroupedCommand
 from acespec.cloud_verifier.serve_options import PREFIX, serve_options
 from acespec.cloud_verifier.serve_settings import ServeSettings, TargetSettings, serve_settings
+from acespec.cloud_verifier.tensor_parallel import serve_over_ranks, tensor_parallel_world
 from acespec.compute import StepRunner, ThreadRunner
 from acespec.logs import write_json
 
@@ -41,17 +42,35 @@ def serve(ctx: click.Context, /, print_config: bool, **values: Any) -> None:
     settings = serve_settings(values)
     if settings.log_format == "json":
         write_json()
+    world = tensor_parallel_world(settings.target.tp)
+    security = None
+    if world is None or world.rank == 0:  # the others serve no edges
+        settings, security = ready_to_listen(settings)
+    if print_config:
+        click.echo("\n".join(effective(ctx)))
+        return
+
+    def load() -> TargetEngine:
+        return load_target(settings.target)
+
+    def run(engine: TargetEngine) -> None:
+        asyncio.run(run_server(engine, settings, security))
+
+    if world is None:
+        run(load())
+    else:
+        serve_over_ranks(world, settings.target.device, load, run)
+
+
+def ready_to_listen(settings: ServeSettings) -> tuple[ServeSettings, Security]:
+    """The settings with a numeric host, and what protects the server. Raises ``AcespecError``."""
     from acespec.cloud_verifier.addresses import check_exposure, resolve
     from acespec.cloud_verifier.security import read_security
 
     endpoint = resolve(settings.server.host, settings.server.port)
     check_exposure(endpoint, settings.security)
-    settings = replace(settings, server=replace(settings.server, host=endpoint.address))
     security = read_security(settings.security)
-    if print_config:
-        click.echo("\n".join(effective(ctx)))
-        return
-    asyncio.run(run_server(load_target(settings.target), settings, security))
+    return replace(settings, server=replace(settings.server, host=endpoint.address)), security
 
 
 def load_target(target: TargetSettings) -> TargetEngine:
@@ -65,10 +84,18 @@ def load_target(target: TargetSettings) -> TargetEngine:
 
     if not sys.stderr.isatty():
         disable_progress_bar()  # type: ignore[no-untyped-call]
-    return TransformersEngine.load(folder, device=target.device, dtype=target.dtype, threads=target.threads)
+    return TransformersEngine.load(
+        folder,
+        device=target.device,
+        dtype=target.dtype,
+        threads=target.threads,
+        kv_memory_bytes=target.kv_memory,
+        device_map=target.device_map,
+        tp=target.tp > 1,
+    )
 
 
-async def run_server(engine: TargetEngine, settings: ServeSettings, security: Security) -> None:
+async def run_server(engine: TargetEngine, settings: ServeSettings, security: Security | None) -> None:
     """Serve ``engine`` from one worker thread until a signal comes."""
     from acespec.cloud_verifier.pacing import PacedRunner
     from acespec.cloud_verifier.server import VerifierServer, serve_until_signal

@@ -14,7 +14,7 @@ import click
 
 from acespec.cloud_verifier.config_file import use_config
 from acespec.cloud_verifier.limits import Limits
-from acespec.cloud_verifier.option_groups import OptionGroup, all_options
+from acespec.cloud_verifier.option_groups import OptionGroup, Size, all_options
 from acespec.cloud_verifier.security_settings import AUTHENTICATIONS, JWT_ALGORITHMS
 from acespec.cloud_verifier.server_options import ServerOptions
 from acespec.logs import LOG_FORMATS
@@ -46,6 +46,17 @@ target.add(
     "Below float32, tokens that nearly tie may come out differently.",
     default="float32",
     type=click.Choice(["float32", "bf16", "fp16"]),
+)
+target.add(
+    "--device-map",
+    "Spread its layers over several devices, as accelerate does: auto, balanced, sequential.",
+    metavar="HOW",
+)
+target.add("--tp", "Split its layers over so many processes, which torchrun starts.", default=1, type=COUNT)
+target.add(
+    "--kv-memory",
+    "Memory for keys and values, such as 4GiB.  [default: a share of what there is]",
+    type=Size(),
 )
 target.add("--threads", "CPU threads of a forward.  [default: PyTorch's choice]", type=THREADS)
 target.add("--pace-forward-ms", "Make every forward take at least this long, as a larger target would.", **MS)

@@ -21,6 +21,11 @@ class TargetSettings:
     model: str
     device: str
     dtype: str
+    device_map: str | None
+    tp: int
+    """Processes it is spread over; 1: it is not."""
+    kv_memory: int | None
+    """Bytes; None: a share of what there is."""
     threads: int | None
     pace_forward_ms: float | None
 
@@ -48,6 +53,8 @@ def serve_settings(values: Mapping[str, Any]) -> ServeSettings:
         server = filled(ServerOptions, network)
     except ValueError as error:
         raise AcespecError(str(error)) from error
+    if values["tp"] > 1 and values["device_map"] is not None:
+        raise AcespecError("--tp and --device-map are two ways to spread a target; choose one")
     return ServeSettings(
         target=filled(TargetSettings, values),
         server=server,

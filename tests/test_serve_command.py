@@ -130,7 +130,9 @@ def test_a_protected_server_configured_by_file_and_environment(folder: Path, tmp
         f'tls_cert = "{tmp_path}/server.pem"\ntls_key = "{tmp_path}/server.key"\nlog_format = "json"\n'
     )
     variables = {"ACESPEC_SERVE_CONFIG": str(config), "ACESPEC_SERVE_TOKENS": str(tenants)}
-    with serving(folder, "--host", "localhost", "--metrics-port", "0", **variables) as served:
+    with serving(
+        folder, "--host", "localhost", "--metrics-port", "0", "--kv-memory", "1MiB", **variables
+    ) as served:
         found = re.search(r"metrics on (http://127\.0\.0\.1:\d+/metrics)\)$", served.ready)
         assert found is not None, served.ready
         known = ChannelSecurity(tls=True, ca=tmp_path / "ca.pem", token=token)
@@ -142,6 +144,7 @@ def test_a_protected_server_configured_by_file_and_environment(folder: Path, tmp
         with urllib.request.urlopen(found[1]) as answer:  # noqa: S310 - the server just started
             metrics = answer.read().decode()
         assert 'acespec_verifier_sessions_opened_total{tenant="acme"} 1.0' in metrics
+        assert "acespec_verifier_kv_capacity_bytes 1.04" in metrics
         assert 'acespec_verifier_refused_total{code="UNAUTHENTICATED"} 1.0' in metrics
         served.process.send_signal(signal.SIGTERM)
         out, err = served.process.communicate(timeout=60)

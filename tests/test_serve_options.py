@@ -16,7 +16,7 @@ from acespec.cloud_verifier.config_file import configurable
 from acespec.cloud_verifier.limits import Limits
 from acespec.cloud_verifier.security_settings import JwtSettings, SecuritySettings, TlsFiles
 from acespec.cloud_verifier.serve_options import PREFIX
-from acespec.cloud_verifier.serve_settings import ServeSettings, serve_settings
+from acespec.cloud_verifier.serve_settings import ServeSettings, TargetSettings, serve_settings
 from acespec.cloud_verifier.server_options import ServerOptions
 from acespec.cloud_verifier.tenants_file import new_token, token_hash
 from acespec.errors import AcespecError
@@ -66,6 +66,27 @@ def test_streams_follow_sessions_unless_told_otherwise() -> None:
 def test_a_bound_that_another_rules_out_is_one_line() -> None:
     with pytest.raises(AcespecError, match="token_budget must be above max_chain"):
         settings_of("--token-budget", "63")
+
+
+def test_the_target_s_options_reach_it() -> None:
+    arguments = ("--device", "cuda", "--dtype", "bf16", "--kv-memory", "4GiB", "--threads", "3")
+    assert settings_of(*arguments, "--tp", "2", "--pace-forward-ms", "7").target == TargetSettings(
+        model="m",
+        device="cuda",
+        dtype="bf16",
+        device_map=None,
+        tp=2,
+        kv_memory=4 * 2**30,
+        threads=3,
+        pace_forward_ms=7.0,
+    )
+    assert settings_of("--device-map", "auto").target.device_map == "auto"
+    with pytest.raises(AcespecError, match="--tp and --device-map are two ways"):
+        settings_of("--tp", "2", "--device-map", "auto")
+
+
+def test_a_spread_target_needs_torchrun() -> None:
+    assert "start them with: torchrun" in refused("--tp", "2")
 
 
 TLS = ("--tls-cert", "c", "--tls-key", "k")
@@ -233,11 +254,9 @@ def test_the_reference_lists_every_option_with_its_key_and_default() -> None:
         elif option.is_flag:
             assert default == "off", name
         elif option.show_default:
-            assert (
-                default.strip("`") == f"{option.default:g}"
-                if isinstance(option.default, float)
-                else str(option.default)
-            )
+            value = option.default
+            shown = f"{value:g}" if isinstance(value, float) else str(value)
+            assert default == f"`{shown}`", name
         else:
             assert default == "", name
 
