@@ -60,6 +60,13 @@ fuzz: $(READY) ## fuzz the codec for FUZZ_SECONDS
 report-branches: $(READY) ## how many cached branches equal sequential drafting, on the real draft at float32
 	$(BIN)/python -m acespec.bench.branch_equality
 
+.PHONY: bench-verifier soak-verifier
+bench-verifier: $(READY) ## the verifier's rounds a second, latency and memory, and what batching gains
+	$(BIN)/python -m acespec.bench.verifier_bench $(BENCH_ARGS)
+
+soak-verifier: $(READY) ## ten minutes of sessions that come, break off and go: memory must stay flat
+	$(BIN)/python -m acespec.bench.verifier_soak $(BENCH_ARGS)
+
 # Of genai its model builder is used, on the environment's PyTorch and Transformers: nothing else is installed.
 bench-export: $(READY) .venv-genai/.installed ## step times of exported bundles against onnxruntime-genai's int4 build
 	$(BIN)/python -m acespec.bench.export_bench --genai .venv-genai $(BENCH_ARGS)

@@ -15,9 +15,9 @@ READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 10.0
 
 
-def acespec_command(*arguments: str) -> list[str]:
-    """The command line of ``acespec ARGUMENTS`` with this very interpreter."""
-    return [sys.executable, "-m", "acespec", *arguments]
+def acespec_command(*arguments: str, module: str = "acespec") -> list[str]:
+    """The command line of ``acespec ARGUMENTS``, or of another module, with this very interpreter."""
+    return [sys.executable, "-m", module, *arguments]
 
 
 async def run_to_end(*arguments: str) -> None:
@@ -33,14 +33,15 @@ async def run_to_end(*arguments: str) -> None:
 
 
 class Service:
-    """``acespec ARGUMENTS`` as a process: an asynchronous context manager that yields it ready.
+    """``acespec ARGUMENTS``, or another module, as a process: a context manager that yields it ready.
 
     The command must write a line with ``ready on HOST:PORT`` to standard output. Leaving the block ends the
     process: SIGTERM, and after ten seconds SIGKILL.
     """
 
-    def __init__(self, *arguments: str) -> None:
-        self._arguments = arguments
+    def __init__(self, *arguments: str, module: str = "acespec") -> None:
+        self._command = acespec_command(*arguments, module=module)
+        self._name = " ".join([module, *arguments[:1]])
         self.process: asyncio.subprocess.Process | None = None
         self._errors: IO[str] | None = None
         self.address = ""
@@ -48,7 +49,7 @@ class Service:
     async def __aenter__(self) -> Service:
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed in __aexit__
         self.process = await asyncio.create_subprocess_exec(
-            *acespec_command(*self._arguments),
+            *self._command,
             stdout=asyncio.subprocess.PIPE,
             stderr=self._errors,
             start_new_session=True,  # Ctrl-C reaches the demo alone, which then stops its services
@@ -58,7 +59,7 @@ class Service:
         except asyncio.TimeoutError:
             await self._close()
             raise AcespecError(
-                f"'acespec {self._arguments[0]}' was not ready after {READY_TIMEOUT_S:g} s; try it by itself"
+                f"'{self._name}' was not ready after {READY_TIMEOUT_S:g} s; try it by itself"
             ) from None
         except BaseException:
             await self._close()
@@ -78,7 +79,7 @@ class Service:
         line = await self.process.stdout.readline()
         if not line:
             await self.process.wait()
-            raise AcespecError(f"'acespec {self._arguments[0]}' ended: {self._last_words()}")
+            raise AcespecError(f"'{self._name}' ended: {self._last_words()}")
         return line.decode()
 
     async def _ready(self) -> str:
