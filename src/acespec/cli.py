@@ -75,6 +75,7 @@ EXTRAS = {
         "jwt",
         "prometheus_client",
         "yaml",
+        "tomllib",  # Python 3.11's own, which this extra needs
     ),
     "tracing": ("opentelemetry",),
     "export": ("onnx", "onnxscript", "onnx_ir", "ml_dtypes"),
