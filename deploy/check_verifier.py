@@ -1,7 +1,7 @@
 """Exit with 0 if the verifier at an address serves, else with 1 and the reason in one line.
 
 The health check of ``Dockerfile.cloud``, by the standard gRPC health protocol:
-``python check_verifier.py 127.0.0.1:50051``. It takes no token; where the verifier speaks TLS, these variables say
+``python check_verifier.py 127.0.0.1:50051``. It takes no token; if the verifier speaks TLS, variables say
 how to connect:
 
 - ``ACESPEC_HEALTH_CA``: PEM file of the CA its certificate comes from; not set, the check is in plaintext
