@@ -234,6 +234,7 @@ class Batcher:
 
     def _settle(self, part: AskedPart, started: float, ended: float) -> None:
         ask = part.ask
+        ask.num_fed += part.num_tokens if part.fed else 0
         if ask.answer.done():
             return
         if part.error is not None:
@@ -241,10 +242,9 @@ class Batcher:
             ask.answer.set_exception(part.error)
         elif not part.fed:
             _abandon(ask)
+        elif ask.num_fed < len(ask.tokens):
+            return
         else:
-            ask.num_fed += part.num_tokens
-            if ask.num_fed < len(ask.tokens):
-                return
             ask.answer.set_result(Timed(part.result, started, ended))
         del self._asked[ask.sequence]
 

@@ -461,6 +461,21 @@ async def test_a_prompt_cancelled_between_two_forwards_leaves_a_sequence_that_ca
     assert list(engine.sequences) == [other]
 
 
+async def test_a_prompt_cancelled_just_as_a_part_of_it_was_fed_is_not_taken_for_one_that_was_not() -> None:
+    engine, runner = table_engine(), LateRunner()
+    batcher = make(engine, runner, token_budget=65)
+    sequence = batcher.open(1000)
+    filling = asyncio.create_task(batcher.prefill(sequence, np.ones(100, np.int64)))
+    await runner.taken.wait()
+    runner.begin.set()
+    filling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await filling
+    assert engine.batches == [[65]]
+    with pytest.raises(AssertionError):
+        await batcher.prefill(sequence, tokens(1))
+
+
 async def test_stop_gives_up_what_waits_and_lets_the_forward_under_way_end() -> None:
     engine, runner = GatedEngine(), ThreadRunner("test")
     batcher = make(engine, runner)
