@@ -150,6 +150,10 @@ def test_a_terminal_that_lacks_a_character_does_not_end_the_text(
         (("--max-new-tokens", "99999999999"), "lower max_new_tokens"),
         (("--threads", "100000"), "--threads"),
         (("--connect-timeout", "nan"), "--connect-timeout"),
+        (("--outage-timeout", "0"), "--outage-timeout"),
+        (("--on-outage", "hope"), "--on-outage"),
+        (("--keepalive", "0"), "--keepalive"),
+        (("--tls-cert", "edge.pem"), "both --tls-cert and --tls-key"),
         (("--mode", "nonesuch"), "--mode"),
     ],
 )
@@ -198,29 +202,111 @@ def test_a_refused_client_leaves_the_server_to_others(server: str) -> None:
     assert generate_json(server, "-p", "Hi", "--max-new-tokens", "8")["tokens"] == before["tokens"]
 
 
+class Interrupted:
+    """A generation under way, whose verifier was killed after the first piece of its text."""
+
+    def __init__(self, tmp_path: Path, *arguments: str) -> None:
+        self.model = write_target_folder(tmp_path / "tiny-llama")
+        serving, self.address = self._serve("0")
+        common = ("--raw", "-p", "Hi", "--max-new-tokens", "60", "--seed", "5", "--gamma", "2")
+        bundle = str(tiny_bundle().folder)
+        self.process = subprocess.Popen(
+            command("generate", "--server", self.address, "--draft", bundle, *common, *arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,  # what is read here, and nothing more, is missing from what `communicate` reads
+            env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+        )
+        assert self.process.stdout is not None
+        self._first = self.process.stdout.read(1)
+        serving.kill()
+        serving.wait()
+
+    def restart(self) -> subprocess.Popen[str]:
+        """Start another verifier where the first one was; it knows nothing of the session."""
+        return self._serve(self.address.rpartition(":")[2])[0]
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for the end: exit status, output, errors."""
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, (self._first + out).decode(), err.decode()
+
+    def _serve(self, port: str) -> tuple[subprocess.Popen[str], str]:
+        serving = subprocess.Popen(
+            command("serve", "--model", str(self.model), "--port", port, "--pace-forward-ms", "50"),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert serving.stdout is not None
+        match = re.search(r"ready on (\S+)", serving.stdout.readline())
+        assert match is not None
+        return serving, match[1]
+
+
 def test_a_verifier_killed_within_the_text_is_one_line_of_its_own(tmp_path: Path) -> None:
     """The error does not hang on the end of the text that was shown so far."""
-    model = write_target_folder(tmp_path / "tiny-llama")
-    serving = subprocess.Popen(
-        command("serve", "--model", str(model), "--port", "0", "--threads", "1", "--pace-forward-ms", "50"),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert serving.stdout is not None
-    match = re.search(r"ready on (\S+)", serving.stdout.readline())
-    assert match is not None
-    arguments = ("--raw", "-p", "Hi", "--max-new-tokens", "90", "--policy", "cloud", "--on-outage", "fail")
-    generating = subprocess.Popen(
-        command("generate", "--server", match[1], "--draft", str(tiny_bundle().folder), *arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert generating.stdout is not None
-    first = generating.stdout.read(1)
-    serving.kill()
-    serving.wait()
-    out, err = generating.communicate(timeout=60)
-    assert generating.returncode == 1
-    assert (first + out).endswith(b"\n")
-    assert len(err.splitlines()) == 1
-    assert b"lost the verifier at " in err
+    status, out, err = Interrupted(tmp_path, "--on-outage", "fail").end()
+    assert status == 1
+    assert out.endswith("\n")
+    errors = [line for line in err.splitlines() if "error" in line]
+    assert len(errors) == 1, err
+    assert "lost the verifier at " in errors[0]
+
+
+def test_a_verifier_killed_and_restarted_costs_no_token(server: str, tmp_path: Path) -> None:
+    interrupted = Interrupted(tmp_path, "--on-outage", "draft")
+    serving = interrupted.restart()
+    status, out, err = interrupted.end()
+    serving.terminate()
+    assert serving.wait(30) == 0
+    assert status == 0, err
+    whole = generate_json(server, "-p", "Hi", "--max-new-tokens", "60", "--seed", "5", "--gamma", "2")
+    assert out == f"{whole['text']}\n"
+
+
+def test_a_verifier_that_stays_away_is_given_up_after_the_time_out() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        arguments = ("-p", "Hi", "--on-outage", "wait", "--outage-timeout", "1", "--connect-timeout", "0.1")
+        fails(generate(address, *arguments), address, "acespec serve", "(tried for 1 s)")
+
+
+def test_an_outage_that_lasts_leaves_provisional_tokens_and_a_status_of_its_own(
+    server: str, tmp_path: Path
+) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        arguments = ("-p", "Hi", "--max-new-tokens", "9", "--on-outage", "draft", "--outage-timeout", "2")
+        result = generate(address, *arguments, "--connect-timeout", "1", "--json")
+    assert result.returncode == 3
+    assert "9 more tokens are drafted and unverified" in result.stderr
+    report = json.loads(result.stdout)
+    assert (report["tokens"], report["finish_reason"]) == ([], "outage")
+    assert report["metrics"]["provisional_tokens"] == 9
+    verified = generate_json(server, "-p", "Hi", "--max-new-tokens", "9")
+    assert report["provisional"] == verified["tokens"], "the draft is the target itself"
+    assert report["provisional_text"] == verified["text"]
+
+
+def test_drafting_on_needs_a_draft(server: str) -> None:
+    fails(generate(server, "-p", "Hi", "--policy", "cloud", "--on-outage", "draft"), "--policy rounds")
+
+
+def test_tls_with_a_verifier_in_plaintext_is_one_line_at_once(server: str) -> None:
+    fails(generate(server, "-p", "Hi", "--tls"), "does not speak TLS", "--tls")
+
+
+def test_a_token_comes_from_a_file_or_the_environment_and_stays_out_of_sight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("from-a-file")
+    result = generate("10.0.0.1:1", "-p", "Hi", "--token-file", str(tmp_path / "token"))
+    fails(result, "not sent to 10.0.0.1 in plaintext", "--tls")
+    assert "from-a-file" not in result.stderr
+    monkeypatch.setenv("ACESPEC_TOKEN", "from-the-environment")
+    result = generate("10.0.0.1:1", "-p", "Hi")
+    fails(result, "not sent to 10.0.0.1 in plaintext")
+    assert "from-the-environment" not in result.stderr
+    fails(generate("10.0.0.1:1", "-p", "Hi", "--token-file", str(tmp_path / "none")), "cannot read")
