@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from acespec.cloud_verifier.engine import KvPoolFullError
 from acespec.cloud_verifier.page_pool import PagePool, Pages
+from acespec.errors import AcespecError
 
 PAGE_TOKENS = 64
 """Tokens a page holds. A sequence wastes half a page on average; a run of pages is read in place."""
@@ -55,12 +56,18 @@ class KvStore:
     def __init__(self, layers: Mapping[int, LayerRows], num_pages: int) -> None:
         """Take memory for ``num_pages`` pages in every layer of ``layers``, which stand by their numbers.
 
-        On a CPU it costs nothing until it is written to.
+        On a CPU it costs nothing until it is written to. Raises ``AcespecError`` if there is not so much.
         """
-        rows = num_pages * PAGE_TOKENS
-        self.num_tokens = rows
-        self.keys = {n: empty_rows(rows, layer.key_shape, layer) for n, layer in layers.items()}
-        self.values = {n: empty_rows(rows, layer.value_shape, layer) for n, layer in layers.items()}
+        self.num_tokens = num_pages * PAGE_TOKENS
+        try:
+            self.keys = {n: self._empty(layer, layer.key_shape) for n, layer in layers.items()}
+            self.values = {n: self._empty(layer, layer.value_shape) for n, layer in layers.items()}
+        except (MemoryError, RuntimeError) as error:  # torch's own are RuntimeErrors
+            needed = self.num_tokens * sum(layer.bytes_per_token for layer in layers.values())
+            raise AcespecError(
+                f"there are no {needed} bytes for keys and values ({str(error).splitlines()[0]}); "
+                "give the target less memory for them"
+            ) from error
         self._pool = PagePool(num_pages)
         self._sequences: dict[int, HeldSequence] = {}
         self._handles = itertools.count()
@@ -95,7 +102,6 @@ class KvStore:
         assert 0 <= length <= held.length, f"cannot roll back to {length} tokens: it holds {held.length}"
         held.length = length
 
-
-def empty_rows(rows: int, shape: tuple[int, int], layer: LayerRows) -> torch.Tensor:
-    """Uninitialised memory ``[rows, heads, width]``: whoever reads a row has written it before."""
-    return torch.empty((rows, *shape), dtype=layer.dtype, device=layer.device)
+    def _empty(self, layer: LayerRows, shape: tuple[int, int]) -> torch.Tensor:
+        """Uninitialised memory ``[rows, heads, width]``: whoever reads a row has written it before."""
+        return torch.empty((self.num_tokens, *shape), dtype=layer.dtype, device=layer.device)

@@ -24,7 +24,7 @@ from acespec.cloud_verifier.packed_step import PackedStep, Part
 from acespec.cloud_verifier.ragged_attention import ScoreRule
 from acespec.errors import AcespecError
 from acespec.models.exportable import StepCache
-from acespec.models.layer_masks import read_layer_windows
+from acespec.models.layer_masks import input_device, read_layer_windows
 from acespec.models.step_attention import ARGUMENT_MEANINGS, HARMLESS_ARGUMENTS
 
 ATTENTION_NAME = "acespec_pool"
@@ -38,11 +38,13 @@ ROUNDED_DIFFERENCE = 0.15
 class UnsupportedTargetError(AcespecError):
     """The model cannot be served exactly; the message names its architecture and says why."""
 
-    def __init__(self, architecture: str, reason: str) -> None:
-        super().__init__(
-            f"{architecture} cannot be served: {reason}; "
-            "serve a decoder with full or sliding-window attention"
-        )
+    def __init__(
+        self,
+        architecture: str,
+        reason: str,
+        remedy: str = "serve a decoder with full or sliding-window attention",
+    ) -> None:
+        super().__init__(f"{architecture} cannot be served: {reason}; {remedy}")
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,17 @@ AttentionInterface.register(ATTENTION_NAME, pool_attention)
 class PackedDecoder:
     """A decoder that is fed packed steps."""
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int, max_context: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, vocab_size: int, max_context: int, padded: bool | None = None
+    ) -> None:
         """Take ``model`` over, its device and dtype as they are: its attention is this module's from now on.
 
-        Logits are cut to ``vocab_size``. Raises ``UnsupportedTargetError`` if it cannot be served exactly,
-        which four short forwards tell: one shows how far each layer looks back, a plain one which rows each
-        keeps, and two packed ones must come to the plain one's logits.
+        Logits are cut to ``vocab_size``. ``padded`` says how steps are to be packed; None: over several
+        sequences in one call, unless all layers are on a CPU, where a call costs little.
+
+        Raises ``UnsupportedTargetError`` if it cannot be served exactly, which four short forwards tell: one
+        shows how far each layer looks back, a plain one which rows each keeps, and two packed ones must come
+        to the plain one's logits.
         """
         self._model: Any = model.eval()  # type: ignore[no-untyped-call]
         self._vocab_size = vocab_size
@@ -128,22 +135,23 @@ class PackedDecoder:
             self._windows = read_layer_windows(model, max_context)
             self._head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
             expected, self.layers = self._plain_run()
+            on_cpu = all(layer.device.type == "cpu" for layer in self.layers.values())
+            self.padded = not on_cpu if padded is None else padded
             model.set_attn_implementation(ATTENTION_NAME)
             difference = self._difference(expected)
         except Exception as error:  # foreign code may raise anything
             cause = " ".join(str(error).split())[:200] or type(error).__name__
             raise UnsupportedTargetError(architecture, cause) from error
+        if not expected.isfinite().all():
+            raise UnsupportedTargetError(
+                architecture, f"at {model.dtype} its logits are no numbers", "try --dtype bf16 or float32"
+            )
         if not difference <= self._allowed_difference():
             raise UnsupportedTargetError(
                 architecture,
                 f"given positions its logits are others ({difference:.1e} of them): something else tells it "
                 "where tokens stand",
             )
-
-    @property
-    def device(self) -> torch.device:
-        """Where it takes its inputs."""
-        return input_device(self._model)
 
     @torch.inference_mode()
     def run(
@@ -154,13 +162,14 @@ class PackedDecoder:
         The head is applied to ``logit_rows`` alone, tokens of the step. The logits are in the CPU's memory.
         """
         rows = torch.from_numpy(logit_rows)
+        device = input_device(self._model)
         chosen = self._head.register_forward_pre_hook(
             lambda _, inputs: (inputs[0].index_select(1, rows.to(inputs[0].device)), *inputs[1:])
         )
         try:
             output = self._model(
-                input_ids=torch.from_numpy(tokens)[None].to(self.device),
-                position_ids=torch.from_numpy(step.positions)[None].to(self.device),
+                input_ids=torch.from_numpy(tokens)[None].to(device),
+                position_ids=torch.from_numpy(step.positions)[None].to(device),
                 cache=PoolCache(store, step, self._windows),
                 use_cache=True,
             )
@@ -180,7 +189,7 @@ class PackedDecoder:
         """The texts' logits ``[2, CHECK_TOKENS, vocab_size]`` as the model alone has them, and its rows."""
         self._model.set_attn_implementation("eager")
         cache = StepCache()
-        texts = torch.from_numpy(self._texts()).to(self.device)
+        texts = torch.from_numpy(self._texts()).to(input_device(self._model))
         logits = self._model(input_ids=texts, cache=cache, use_cache=True).logits
         layers = {
             number: LayerRows(_shape(keys), _shape(values), keys.dtype, keys.device)
@@ -201,7 +210,7 @@ class PackedDecoder:
                 Part(sequence.pages, start, end - start)
                 for sequence, start, end in zip(held, starts, ends, strict=True)
             ]
-            step = PackedStep(parts, padded=False)
+            step = PackedStep(parts, padded=self.padded)
             spans = [(i, slice(starts[i], ends[i])) for i in step.order]
             tokens = np.concatenate([self._texts()[span] for span in spans])
             logits = self.run(store, step, tokens, np.arange(len(tokens)))
@@ -219,11 +228,6 @@ def _shape(rows: torch.Tensor) -> tuple[int, int]:
     """Heads and width of ``[B, KVH, T, D]``."""
     _, heads, _, width = rows.shape
     return heads, width
-
-
-def input_device(model: PreTrainedModel) -> torch.device:
-    """Where ``model`` takes its inputs. One that is spread over devices by accelerate moves them itself."""
-    return torch.device("cpu") if hasattr(model, "_hf_hook") else model.device
 
 
 def refuse_by_config(model: PreTrainedModel) -> None:

@@ -3,7 +3,6 @@ put together for attention."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,9 @@ from acespec.cloud_verifier.ragged_attention import FOLDED_QUERIES, ScoreRule, a
 SHORTEST_KEYS = 256
 """Sequences of up to this many rows are padded to one another without a second thought."""
 KEYS_RATIO = 4
-"""Beyond, a group's longest sequence is at most about this many times as long as its shortest."""
+"""Beyond, a group's longest sequence is at most this many times as long as its shortest."""
+GROUP_ROWS = 1 << 17
+"""Rows a group gathers at most: half a gigabyte for eight heads of 128 at 16 bits, keys and values."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,21 @@ def grouped(parts: Sequence[Part], *, padded: bool) -> list[list[int]]:
     Unless ``padded``, each is a group of its own. Else short feeds are put with others over about as many
     rows; long ones stay alone, for padding them, or others to them, would cost more than a call.
     """
-    groups: dict[tuple[str, int], list[int]] = {}
+    groups: list[list[int]] = []
+    by_length: dict[int, list[int]] = {}
     for i, part in enumerate(parts):
-        key = ("alone", i)
-        if padded and part.count <= FOLDED_QUERIES:
-            ratio = max(1.0, part.end / SHORTEST_KEYS)
-            key = ("rows", math.ceil(math.log(ratio, KEYS_RATIO)))
-        groups.setdefault(key, []).append(i)
-    return list(groups.values())
+        if not padded or part.count > FOLDED_QUERIES:
+            groups.append([i])
+            continue
+        longest = SHORTEST_KEYS
+        while longest < part.end:
+            longest *= KEYS_RATIO
+        group = by_length.get(longest)
+        if group is None or (len(group) + 1) * longest > GROUP_ROWS:
+            group = by_length[longest] = []
+            groups.append(group)
+        group.append(i)
+    return groups
 
 
 @dataclass(frozen=True)

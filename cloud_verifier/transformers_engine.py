@@ -42,11 +42,12 @@ class TransformersEngine:
 
         ``info`` is what sessions are checked against; what it says of keys and values is found here.
         ``kv_memory_bytes`` is the pool's memory, by default a share of what there is (``kv_memory``); of a
-        model in shards it is each shard's. ``padded`` computes attention over several sequences in one call:
-        by default on anything but a CPU. Raises ``UnsupportedTargetError`` for a model that cannot be served
-        exactly, ``AcespecError`` if the memory holds no page.
+        model in shards it is each shard's. ``padded`` is ``PackedDecoder``'s.
+
+        Raises ``UnsupportedTargetError`` for a model that cannot be served exactly, and ``AcespecError`` if
+        the memory holds no page or is not there.
         """
-        self._decoder = PackedDecoder(model, info.vocab_size, info.max_context)
+        self._decoder = PackedDecoder(model, info.vocab_size, info.max_context, padded)
         layers = self._decoder.layers.values()
         if kv_memory_bytes is None:
             pages = pages_by_default(layers, info.max_context)
@@ -57,7 +58,6 @@ class TransformersEngine:
 
             pages = smallest_over_ranks(pages, model.device)
         self._store = KvStore(self._decoder.layers, pages)
-        self._padded = self._decoder.device.type != "cpu" if padded is None else padded
         self._info = replace(
             info,
             kv_bytes_per_token=sum(layer.bytes_per_token for layer in layers),
@@ -110,7 +110,7 @@ class TransformersEngine:
     def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
         parts = [self._part(feed) for feed in feeds]
         assert len({feed.sequence for feed in feeds}) == len(feeds) >= 1, "a sequence is fed once a step"
-        step = PackedStep(parts, padded=self._padded)
+        step = PackedStep(parts, padded=self._decoder.padded)
         ordered = [feeds[i] for i in step.order]
         tokens = np.concatenate([feed.tokens for feed in ordered]).astype(np.int64, copy=False)
         ends = np.cumsum([len(feed.tokens) for feed in ordered])

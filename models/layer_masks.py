@@ -80,14 +80,17 @@ AttentionMaskInterface.register(RECORDER_NAME, _record_mask)
 AttentionInterface.register(RECORDER_NAME, _record_layer)
 
 
+def input_device(model: PreTrainedModel) -> torch.device:
+    """Where ``model`` takes its inputs. One that accelerate spread over devices moves them itself."""
+    return torch.device("cpu") if hasattr(model, "_hf_hook") else model.device
+
+
 @torch.no_grad()
 def _record(model: PreTrainedModel, recording: _Recording, attention_mask: StepMasks | None) -> _Recording:
     """Run two tokens and note what each layer is masked by."""
     _recordings.append(recording)
     try:
-        # A model spread over devices by accelerate moves its inputs itself.
-        device = torch.device("cpu") if hasattr(model, "_hf_hook") else model.device
-        tokens = torch.zeros(1, PROBE_TOKENS, dtype=torch.int64, device=device)
+        tokens = torch.zeros(1, PROBE_TOKENS, dtype=torch.int64, device=input_device(model))
         model(input_ids=tokens, attention_mask=attention_mask, use_cache=False)
     finally:
         _recordings.pop()

@@ -33,6 +33,14 @@ def test_what_cannot_be_served_exactly_is_refused_by_name(name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_logits_that_are_no_numbers_are_refused() -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.norm.weight[0] = torch.inf
+    with pytest.raises(UnsupportedTargetError, match=r"at torch.float32 its logits are no numbers; try"):
+        TransformersEngine(model, INFO)
+
+
 def test_an_argument_of_attention_that_is_not_known_is_refused() -> None:
     model = tiny_model()
     attention = model.model.layers[1].self_attn

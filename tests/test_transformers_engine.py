@@ -98,9 +98,10 @@ def test_every_family_steps_ragged_batches(name: str) -> None:
         drawn: list[int] = random.integers(0, VOCAB, count).tolist()
         return drawn
 
-    first, second, third = (both.open(CONTEXT) for _ in range(3))
+    first, second, third, fourth = (both.open(CONTEXT) for _ in range(4))
     both.step({first: (tokens(20), 0)})
-    both.step({second: (tokens(33), 2), first: (tokens(5), 5), third: (tokens(1), 1)})
+    # In the padded form the long feed stands last, and the others' logits must still find their feeds.
+    both.step({first: (tokens(5), 5), second: (tokens(33), 2), third: (tokens(1), 1), fourth: (tokens(3), 2)})
     both.rollback(first, 22)
     both.rollback(second, 30)
     both.step({first: (tokens(4), 4), third: (tokens(12), 3), second: (tokens(6), 6)})
@@ -255,6 +256,11 @@ def test_memory_for_less_than_a_context_is_told(caplog: pytest.LogCaptureFixture
         engine.open(MAX_CONTEXT)
 
 
-def test_memory_for_no_page_is_one_line() -> None:
-    with pytest.raises(AcespecError, match="100 bytes hold no keys and values"):
-        TransformersEngine(tiny_model(), INFO, kv_memory_bytes=100)
+@pytest.mark.parametrize(
+    ("num_bytes", "complaint"),
+    [(100, "100 bytes hold no keys and values"), (1 << 58, f"there are no {1 << 58} bytes")],
+)
+def test_memory_that_cannot_be_is_one_line(num_bytes: int, complaint: str) -> None:
+    with pytest.raises(AcespecError, match=complaint) as caught:
+        TransformersEngine(tiny_model(), INFO, kv_memory_bytes=num_bytes)
+    assert "\n" not in str(caught.value)
