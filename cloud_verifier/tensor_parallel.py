@@ -64,7 +64,7 @@ def tensor_parallel_world(tp: int, environment: Mapping[str, str] = os.environ) 
     if tp > 1:
         raise AcespecError(
             f"--tp {tp} takes {tp} processes and there {'is' if started == 1 else 'are'} {started}; "
-            f"start them with: torchrun --nproc-per-node {tp} -m acespec serve ... --tp {tp}"
+            f"start them with: torchrun --standalone --nproc-per-node {tp} -m acespec serve ... --tp {tp}"
         )
     raise AcespecError(f"torchrun started {started} processes for one target; add --tp {started}")
 

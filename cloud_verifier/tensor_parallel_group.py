@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from acespec.cloud_verifier.tensor_parallel import LOST_EXIT_STATUS, TimeLimits, World
 from acespec.cloud_verifier.tensor_parallel_engine import Agreement
@@ -149,10 +151,14 @@ def joined(world: World, device: str, limits: TimeLimits, watchdog: Watchdog) ->
     if place.type != "cpu":
         torch.accelerator.set_device_index(place)
     backend = dist.get_default_backend_for_device(place)
+    timeout = timedelta(seconds=limits.load_s)
     try:
         dist.init_process_group(
             backend,
-            timeout=timedelta(seconds=limits.load_s),
+            store=meeting_place(timeout),
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timeout,
             device_id=place if backend == "nccl" else None,
         )
     except (RuntimeError, ValueError) as error:
@@ -165,6 +171,16 @@ def joined(world: World, device: str, limits: TimeLimits, watchdog: Watchdog) ->
     finally:
         with watchdog.limit(limits.silence_s, "the connections between the processes have not closed"):
             dist.destroy_process_group()
+
+
+def meeting_place(timeout: timedelta) -> Store:
+    """Where the processes find one another's addresses: torchrun's store.
+
+    It outlives the processes, so those that torchrun starts again look for their own addresses there, and
+    not for those of their predecessors.
+    """
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
+    return PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def rank_device(world: World, device: str) -> torch.device:

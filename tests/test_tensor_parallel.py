@@ -56,7 +56,7 @@ def test_a_process_that_torchrun_started_knows_its_place() -> None:
 @pytest.mark.parametrize(
     ("tp", "environment", "message"),
     [
-        (2, {}, "torchrun --nproc-per-node 2 -m acespec serve ... --tp 2"),
+        (2, {}, "torchrun --standalone --nproc-per-node 2 -m acespec serve ... --tp 2"),
         (4, STARTED, "takes 4 processes and there are 2"),
         (1, STARTED, "add --tp 2"),
     ],

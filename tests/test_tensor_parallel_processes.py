@@ -27,16 +27,21 @@ WAIT_S = 120.0
 Rank = subprocess.Popen[str]
 
 
+def new_store() -> dist.TCPStore:
+    """What torchrun has for its processes to find one another; it outlives them all, rank 0 included."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
 @contextmanager
-def started(*arguments: object) -> Iterator[list[Rank]]:
+def started(*arguments: object, store: dist.TCPStore, starts_before: int = 0) -> Iterator[list[Rank]]:
     """The ranks of ``tensor_parallel_worker``, as torchrun would start them."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {
         **os.environ,
         "WORLD_SIZE": str(SIZE),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store outlives any rank, rank 0 included
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": str(starts_before),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }
@@ -89,7 +94,7 @@ def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
     for folder in folders:
         write_target_folder(folder)
         tiny_model(folder.name).save_pretrained(folder)
-    with started("model", *folders) as ranks:
+    with started("model", *folders, store=new_store()) as ranks:
         for _ in folders:
             result = heard(ranks[0])
             assert result["difference"] < 1e-5 * result["largest"]
@@ -108,7 +113,7 @@ def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
 
 def test_ranks_end_in_good_order_whatever_the_others_are_told() -> None:
     """As when torchrun passes a SIGTERM on: rank 0 finishes its work, and the others wait for its word."""
-    with started("books", WAIT_S) as ranks:
+    with started("books", WAIT_S, store=new_store()) as ranks:
         assert heard(ranks[0]) == "ready"
         ranks[1].send_signal(signal.SIGTERM)
         ranks[1].send_signal(signal.SIGINT)
@@ -119,10 +124,9 @@ def test_ranks_end_in_good_order_whatever_the_others_are_told() -> None:
         assert [ended(rank)[0] for rank in ranks] == [0, 0]
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_rank_that_loses_another_ends(lost: int) -> None:
-    """While nothing is asked of the target: a server that waits for edges must notice all the same."""
-    with started("books", WAIT_S) as ranks:
+def lose(lost: int, store: dist.TCPStore) -> None:
+    """Kill a rank while nothing is asked of the target: even then the other must notice, and end."""
+    with started("books", WAIT_S, store=store) as ranks:
         assert heard(ranks[0]) == "ready"
         assert asked_to_step(ranks[0]) == [[1.0, 1.0]]
         ranks[lost].send_signal(signal.SIGKILL)
@@ -131,9 +135,20 @@ def test_a_rank_that_loses_another_ends(lost: int) -> None:
         assert "another process is gone" in line
 
 
+def test_a_rank_that_loses_rank_0_ends() -> None:
+    lose(0, new_store())
+
+
+def test_rank_0_ends_when_it_loses_another_and_all_can_start_again() -> None:
+    store = new_store()
+    lose(1, store)
+    with started("books", WAIT_S, store=store, starts_before=1) as ranks:
+        assert heard(ranks[0]) == "ready"
+
+
 @pytest.mark.parametrize("silent", [0, 1])
 def test_a_rank_that_hangs_is_taken_for_lost(silent: int) -> None:
-    with started("books", 2.0) as ranks:
+    with started("books", 2.0, store=new_store()) as ranks:
         assert heard(ranks[0]) == "ready"
         ranks[silent].send_signal(signal.SIGSTOP)
         status, line = ended(ranks[1 - silent])
