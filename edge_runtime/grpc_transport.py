@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -14,11 +15,12 @@ import grpc.aio
 from acespec.edge_runtime.channel_security import ChannelSecurity
 from acespec.edge_runtime.grpc_status import connect_error, is_unconnected, stream_error
 from acespec.errors import AcespecError
-from acespec.wire import EdgeTransport, LinkBytes, SessionError
+from acespec.wire import EdgeTransport, ErrorCode, LinkBytes, SessionError
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.verifier_pb2_grpc import VerifierStub
 
 T = TypeVar("T")
+Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.EdgeMessage, pb.CloudMessage]"
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,8 @@ class VerifierChannel:
             raise stream_error(error.code(), detail, self.address) from None
         return GrpcTransport(call, self.address, on_close=self.close)
 
-    def _call(self) -> grpc.aio.StreamStreamCall[pb.EdgeMessage, pb.CloudMessage]:
-        call: grpc.aio.StreamStreamCall[pb.EdgeMessage, pb.CloudMessage] = VerifierStub(
-            self._channel
-        ).Session(metadata=self._settings.security.metadata)
+    def _call(self) -> Call:
+        call: Call = VerifierStub(self._channel).Session(metadata=self._settings.security.metadata)
         return call
 
 
@@ -135,12 +135,12 @@ class GrpcTransport:
 
     def __init__(
         self,
-        call: grpc.aio.StreamStreamCall[pb.EdgeMessage, pb.CloudMessage],
+        call: Call,
         address: str,
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """``on_close`` closes what was opened for this stream alone."""
-        self._call = call
+        self._call: Call | None = call
         self._address = address
         self._on_close = on_close
         self._traffic = LinkBytes()
@@ -152,40 +152,50 @@ class GrpcTransport:
         return self._traffic
 
     async def send(self, message: pb.EdgeMessage) -> None:
+        # What is raised refers to the frames it passed through: none of them may hold the call (see `close`).
+        over = False
         try:
-            await self._call.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise await self._reason() from error
+            await self._open_call().write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            over = True
+        if over:
+            raise await self._reason()
         self._traffic.count_up(message.ByteSize())
 
     async def receive(self) -> pb.CloudMessage:
-        try:
-            message = await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            raise await self._reason() from error
-        if not isinstance(message, pb.CloudMessage):  # grpc.aio.EOF
+        message: object = None
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            message = await self._open_call().read()
+        if not isinstance(message, pb.CloudMessage):  # grpc.aio.EOF, or nothing
             raise await self._reason()
         self._traffic.count_down(message.ByteSize())
         return message
 
     async def close(self) -> None:
-        self._call.cancel()
+        call, self._call = self._call, None  # gRPC keeps a connection while anything refers to its calls
+        if call is not None:
+            call.cancel()
         if self._on_close is not None:
             await self._on_close()
 
-    def _note_status(self, _: object) -> None:
+    def _open_call(self) -> Call:
+        if self._call is None:
+            raise SessionError(ErrorCode.UNAVAILABLE, "this side closed the stream; open another")
+        return self._call
+
+    def _note_status(self, call: Call) -> None:
         """Keep the status the stream ended with, at the moment it is there.
 
         grpc.aio puts an INTERNAL of its own in its place if a message was being written meanwhile.
         """
         self._status = self._status or (
-            result_at_once(self._call.code()),
-            result_at_once(self._call.details()),
+            result_at_once(call.code()),
+            result_at_once(call.details()),
         )
 
     async def _reason(self) -> SessionError:
         """Why the stream is over, from its gRPC status."""
-        await self._call.code()  # waits for the end
+        await self._open_call().code()  # waits for the end
         assert self._status is not None
         status, detail = self._status
         return stream_error(status, detail or "", self._address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -93,7 +94,7 @@ async def raw_server(answer: bytes) -> AsyncIterator[str]:
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     async with server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield address_of(server)
 
 
 def code(number: int) -> bytes:
@@ -190,7 +191,7 @@ async def test_a_connection_cut_at_any_byte_costs_no_token(up: bool) -> None:
             relay = CuttingRelay(address, up, at_byte, resets=bool(index % 2))
             server = await asyncio.start_server(relay.carry, "127.0.0.1", 0)
             async with server:
-                result = await generate_over(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", target)
+                result = await generate_over(address_of(server), target)
             assert result.tokens == whole.tokens, at_byte
             lost += relay.num_connections > 1
         assert lost >= 8, "most cuts met the generation before its end"
@@ -214,7 +215,7 @@ async def test_one_who_never_answers_is_waited_for_no_longer_than_told() -> None
 
     server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
     async with server:
-        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        address = address_of(server)
         with pytest.raises(SessionError, match=r"no connection within 0\.2 s"):
             await GrpcConnector(address)(0.2)
 
@@ -229,3 +230,40 @@ async def test_an_address_that_is_none(address: str) -> None:
 def test_keepalive_out_of_range(fields: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"keepalive.* must be between"):
         LinkSettings(**fields)  # type: ignore[arg-type]
+
+
+async def test_a_generation_leaves_no_connection_behind() -> None:
+    """Not even until garbage is collected, whatever still refers to its errors."""
+    async with table_server() as (address, target):
+        carried: asyncio.Queue[None] = asyncio.Queue()
+        relay = CuttingRelay(address, up=False, at_byte=500, resets=False)
+
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await relay.carry(reader, writer)
+            carried.put_nowait(None)
+
+        server = await asyncio.start_server(carry, "127.0.0.1", 0)
+        gc.disable()
+        try:
+            async with server:
+                await generate_over(address_of(server), target)
+                for _ in range(relay.num_connections):
+                    await asyncio.wait_for(carried.get(), 5.0)
+        finally:
+            gc.enable()
+        assert relay.num_connections == 2
+
+
+async def test_a_closed_stream_is_at_its_end() -> None:
+    async with table_server() as (address, _):
+        transport = await GrpcConnector(address)(5.0)
+        await transport.close()
+        with pytest.raises(SessionError, match="this side closed the stream"):
+            await transport.receive()
+        with pytest.raises(SessionError, match="this side closed the stream"):
+            await transport.send(CLOSE)
+
+
+def address_of(server: asyncio.Server) -> str:
+    host, port = server.sockets[0].getsockname()[:2]
+    return f"{host}:{port}"
