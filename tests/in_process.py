@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 
 from acespec.cloud_verifier.engine import TargetEngine
 from acespec.cloud_verifier.verifier import Verifier
@@ -25,11 +25,11 @@ STEP_MS = 1.0
 FORWARD_MS = 10.0
 
 
-def link_delay(delays_ms: Iterable[float]) -> Callable[[], Awaitable[None]]:
+def link_delay(delays_ms: Iterable[float]) -> Delay:
     """How long messages travel, one after another; the delays are taken over and over."""
     delays = itertools.cycle(delays_ms)
 
-    async def delay() -> None:
+    async def delay(_: int) -> None:
         await asyncio.sleep(next(delays) / 1000.0)
 
     return delay

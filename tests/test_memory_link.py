@@ -24,8 +24,10 @@ class Gates:
     def __init__(self) -> None:
         self._entered = asyncio.Semaphore(0)
         self.gates: list[asyncio.Event] = []
+        self.sizes: list[int] = []
 
-    async def __call__(self) -> None:
+    async def __call__(self, num_bytes: int) -> None:
+        self.sizes.append(num_bytes)
         gate = asyncio.Event()
         self.gates.append(gate)
         self._entered.release()
@@ -90,6 +92,21 @@ async def test_senders_do_not_wait_and_nothing_overtakes() -> None:
     assert await cloud.receive() == chain(b"c")
 
 
+async def test_a_delay_is_told_the_bytes_that_are_counted() -> None:
+    up, down = Gates(), Gates()
+    edge, cloud = memory_link(up_delay=up, down_delay=down)
+    await edge.send(chain(b"abc"))
+    await edge.send(chain(b""))
+    await cloud.send(verdict(b"longer than the others"))
+    await up.entered(2)
+    await down.entered(1)
+    down.gates[0].set()
+    await edge.receive()
+    assert sum(up.sizes) == edge.traffic.up
+    assert up.sizes[0] == up.sizes[1] + 3
+    assert down.sizes == [edge.traffic.down]
+
+
 async def test_each_direction_has_its_own_delay() -> None:
     up, down = Gates(), Gates()
     edge, cloud = memory_link(up_delay=up, down_delay=down)
@@ -116,7 +133,7 @@ async def test_a_delay_for_one_direction_replaces_the_common_one() -> None:
 
 @pytest.mark.parametrize("delayed", [False, True])
 async def test_the_clouds_error_reaches_the_edge_behind_its_messages(delayed: bool) -> None:
-    async def pass_control() -> None:
+    async def pass_control(_: int) -> None:
         await asyncio.sleep(0)
 
     edge, cloud = memory_link(pass_control if delayed else None)
@@ -189,7 +206,7 @@ async def test_a_cancelled_receive_loses_nothing() -> None:
 
 
 async def test_a_broken_delay_fails_the_receiver() -> None:
-    async def broken() -> None:
+    async def broken(_: int) -> None:
         raise RuntimeError("the hook is broken")
 
     edge, cloud = memory_link(broken)

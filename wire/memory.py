@@ -12,8 +12,8 @@ from acespec.wire import verifier_pb2 as pb
 from acespec.wire.errors import ErrorCode, SessionError
 from acespec.wire.transport import LinkBytes
 
-Delay = Callable[[], Awaitable[None]]
-"""Awaited once for each message before it is delivered."""
+Delay = Callable[[int], Awaitable[None]]
+"""Awaited once for each message before it is delivered; called with the message's size in bytes."""
 MessageType = TypeVar("MessageType", bound=Message)
 
 
@@ -71,7 +71,7 @@ class _Direction(Generic[MessageType]):
     async def _travel(self, item: bytes | _End, delay: Delay, previous: asyncio.Task[None] | None) -> None:
         try:
             if isinstance(item, bytes):
-                await delay()
+                await delay(len(item))
         except Exception as error:  # a broken hook must fail its test, not hang it
             item = _End(error)
         if previous is not None:
@@ -146,7 +146,7 @@ def memory_link(
 ) -> tuple[MemoryEdge, MemoryCloud]:
     """Both ends of one session's stream.
 
-    ``delay`` is awaited for each message before its delivery, in each direction unless ``up_delay`` or
+    ``delay`` is told each message's bytes and awaited before its delivery, in each direction unless ``up_delay`` or
     ``down_delay`` is given for it. Senders never wait for it: several messages may be under way, and arrive
     in the order sent. Messages are serialized and parsed on the way, so the ends share no object.
     """
