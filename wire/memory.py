@@ -146,9 +146,10 @@ def memory_link(
 ) -> tuple[MemoryEdge, MemoryCloud]:
     """Both ends of one session's stream.
 
-    ``delay`` is told each message's bytes and awaited before its delivery, in each direction unless ``up_delay`` or
-    ``down_delay`` is given for it. Senders never wait for it: several messages may be under way, and arrive
-    in the order sent. Messages are serialized and parsed on the way, so the ends share no object.
+    ``delay`` is told each message's bytes and awaited before its delivery, in each direction unless
+    ``up_delay`` or ``down_delay`` is given for it. Senders never wait for it: several messages may be under
+    way, and arrive in the order sent. Messages are serialized and parsed on the way, so the ends share no
+    object.
     """
     up = _Direction(pb.EdgeMessage, up_delay or delay)
     down = _Direction(pb.CloudMessage, down_delay or delay)
