@@ -7,6 +7,7 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 45
+CHAOS_ARGS ?=
 GENAI_VERSION := 0.18.0
 TQDM_VERSION := 4.70.1
 
@@ -56,6 +57,10 @@ check: lint types proto-check packages check-wheels fuzz test-edge-py310 test ##
 .PHONY: fuzz
 fuzz: $(READY) ## fuzz the codec for FUZZ_SECONDS
 	$(BIN)/python tests/fuzz_codec.py --seconds $(FUZZ_SECONDS)
+
+.PHONY: chaos
+chaos: $(READY) ## run 200 generations through broken connections and killed servers (CHAOS_ARGS="--only N": one)
+	$(BIN)/python tests/chaos.py $(CHAOS_ARGS)
 
 report-branches: $(READY) ## how many cached branches equal sequential drafting, on the real draft at float32
 	$(BIN)/python -m acespec.bench.branch_equality
