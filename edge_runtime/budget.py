@@ -15,8 +15,15 @@ class StepPlan:
     """What the controller chose for one round."""
 
     gamma: int
+    """Tokens of the chain that follows a hit: the branches' length."""
     num_branches: int
     bucket: int
+    redraft: int = 0
+    """Tokens of the chain that is drafted after a miss; given as 0 it is ``gamma``."""
+
+    def __post_init__(self) -> None:
+        if self.redraft == 0:
+            object.__setattr__(self, "redraft", self.gamma)
 
     @property
     def budget(self) -> int:
