@@ -31,12 +31,18 @@ def load_engine(model: str | None, threads: int | None) -> TargetEngine:
 
 async def serve(engine: TargetEngine, limits: Limits) -> None:
     """Serve until SIGTERM."""
-    from acespec.cloud_verifier.server import ServerOptions, VerifierServer, serve_until_signal
+    from acespec.cloud_verifier.server import (
+        ServerOptions,
+        VerifierServer,
+        serve_until_signal,
+        settle_memory,
+    )
     from acespec.cloud_verifier.verifier import Verifier
 
     runner = ThreadRunner("target")
     options = ServerOptions(port=0, max_streams=2 * limits.max_sessions)
     try:
+        settle_memory()
         server = VerifierServer(Verifier(engine, runner, limits), options)
         await serve_until_signal(server, options.grace_s, lambda address: click.echo(f"ready on {address}"))
     finally:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from acespec.cloud_verifier.engine import TargetEngine
+from acespec.cloud_verifier.engine import TargetEngine, TargetLogits
 from acespec.cloud_verifier.forward import Ask, AskedPart, Forward
 from acespec.cloud_verifier.limits import Limits
 from acespec.cloud_verifier.observer import BatchReport, Observer
@@ -18,7 +18,7 @@ from acespec.cloud_verifier.scheduler import Scheduler, Work
 from acespec.compute import StepRunner
 
 T = TypeVar("T")
-Decide = Callable[[NDArray[np.float32]], T]
+Decide = Callable[[TargetLogits], T]
 """Turns a check's logits ``[n, vocab_size]`` into its result; may roll its own sequence back."""
 
 
@@ -79,6 +79,10 @@ class Batcher:
         self._open.add(sequence)
         return sequence
 
+    def prefill_deadline(self) -> float:
+        """When what is asked to be prefilled now is due, by the loop's clock."""
+        return asyncio.get_running_loop().time() + self._prefill_deadline_s
+
     def park(self, sequence: int) -> None:
         """Expect no work of the open ``sequence`` for now: no batch waits for it to join."""
         assert sequence in self._open
@@ -89,13 +93,14 @@ class Batcher:
         """Expect work of a parked sequence again."""
         self._parked.discard(sequence)
 
-    async def prefill(self, sequence: int, tokens: NDArray[np.int64]) -> None:
+    async def prefill(self, sequence: int, tokens: NDArray[np.int64], deadline: float | None = None) -> None:
         """Feed ``tokens`` ``[n]``, in as many forwards as it takes.
 
-        Raises ``StepAbandonedError`` if the sequence is closed meanwhile, and what the engine raised.
+        ``deadline``, by the loop's clock, is for the later parts of what was asked for before. Raises
+        ``StepAbandonedError`` if the sequence is closed meanwhile, and what the engine raised.
         """
         if len(tokens):
-            await self._ask(sequence, tokens, None)
+            await self._ask(sequence, tokens, None, deadline)
 
     async def check(self, sequence: int, tokens: NDArray[np.int64], decide: Decide[T]) -> Timed[T]:
         """Feed ``tokens`` ``[n]``, n <= the token budget, and pass their logits to ``decide``.
@@ -130,14 +135,21 @@ class Batcher:
         if self._flying is not None:
             await asyncio.wait([self._flying])
 
-    async def _ask(self, sequence: int, tokens: NDArray[np.int64], decide: Decide[Any] | None) -> Any:
+    async def _ask(
+        self,
+        sequence: int,
+        tokens: NDArray[np.int64],
+        decide: Decide[Any] | None,
+        deadline: float | None = None,
+    ) -> Any:
         if self._stopped or sequence not in self._open:
             raise StepAbandonedError
         assert sequence not in self._asked, "one at a time; none after one was cancelled in its forward"
         loop = asyncio.get_running_loop()
         now = loop.time()
         ask = self._asked[sequence] = Ask(sequence, tokens, decide, loop.create_future())
-        deadline = now + self._prefill_deadline_s if decide is None else now
+        if deadline is None:
+            deadline = self.prefill_deadline() if decide is None else now
         self._scheduler.add(Work(sequence, len(tokens), now, deadline, divisible=decide is None))
         self._look_soon()
         try:

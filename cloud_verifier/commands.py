@@ -98,7 +98,7 @@ def load_target(target: TargetSettings) -> TargetEngine:
 async def run_server(engine: TargetEngine, settings: ServeSettings, security: Security | None) -> None:
     """Serve ``engine`` from one worker thread until a signal comes."""
     from acespec.cloud_verifier.pacing import PacedRunner
-    from acespec.cloud_verifier.server import VerifierServer, serve_until_signal
+    from acespec.cloud_verifier.server import VerifierServer, serve_until_signal, settle_memory
     from acespec.cloud_verifier.verifier import Verifier
 
     target = settings.target
@@ -112,6 +112,7 @@ async def run_server(engine: TargetEngine, settings: ServeSettings, security: Se
             if metrics_address is not None:
                 facts.append(f"metrics on http://{metrics_address}/metrics")
             verifier = Verifier(engine, runner, settings.limits, observer)
+            settle_memory()
             server = VerifierServer(verifier, settings.server, security, observer)
             await serve_until_signal(
                 server,

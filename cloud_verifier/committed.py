@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from acespec.speculation import TokenCounts
@@ -12,7 +13,8 @@ class CommittedText:
     """Tokens that are final, with their check, their penalty counts and the place where generation ends."""
 
     def __init__(self, request: Open, max_context: int) -> None:
-        self.tokens = list(request.committed)
+        self.tokens = array("I", request.committed)
+        """Four bytes each: a server holds many sessions."""
         self.end_token_ids = frozenset(request.end_token_ids)
         prompt, generated = self.tokens[: request.prompt_length], self.tokens[request.prompt_length :]
         self.counts = TokenCounts(prompt, generated) if request.sampling.has_penalties else None

@@ -6,6 +6,7 @@ Two services answer: the verifier's, and the standard health service. There is n
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Callable
@@ -81,6 +82,17 @@ class VerifierServer:
         await self._health.enter_graceful_shutdown()
         await self._verifier.drain(grace_s)
         await self._server.stop(GOODBYE_S)
+
+
+def settle_memory() -> None:
+    """Tell Python's garbage collector that what is loaded now stays, and to look for cycles less often.
+
+    With many sessions it otherwise took an eighth of the server's time: every message makes short-lived
+    objects, of which none is in a cycle.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 50)
 
 
 async def serve_until_signal(server: VerifierServer, grace_s: float, on_ready: Callable[[str], None]) -> None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from acespec.cloud_verifier.acceptance import Decision, describe_target
@@ -92,7 +93,7 @@ class Session:
         self.epoch = request.epoch
         self.codec = Codec(request.vocab_size, request.mode)
         self.seat = Seat(min(request.token_limit, max_context), tenant.name)
-        self._request = request
+        self._request = replace(request, committed=())  # they are in the text
         self._services = services
         self._token_bits = token_bits(request.vocab_size)
         self._text = CommittedText(request, max_context)
@@ -102,6 +103,8 @@ class Session:
         self._last: Round | Decode | None = None
         self._verdict: pb.CloudMessage | None = None
         self._decoded_from = 0
+        self._told: Peer | None = None
+        """To whom the last answer was sent to its end."""
         self._work: asyncio.Task[Any] | None = None
 
     @property
@@ -133,20 +136,30 @@ class Session:
             await asyncio.wait([self._work])
 
     async def answer(self, request: Round | Decode, arrived: float, peer: Peer) -> None:
-        """Answer the next request, or the last one again. Raises ``BusyError`` if it cannot be taken now."""
+        """Answer the next request, or the last one again. Raises ``BusyError`` if it cannot be taken now.
+
+        A ``Decode`` may come again with a higher count: the answer then goes on where it ended, so that an
+        edge that sends it in time lets the cloud decode on and on, and still says when it is to stop.
+        """
         await self._finish_work()
+        told = 0
         if self._last is not None and request.seq == self._last.seq:
-            if request != self._last:
+            if _extends(request, self._last):
+                self._last = request
+                told = len(self._text.tokens) if self._told is peer else 0
+            elif request != self._last:
                 raise malformed(f"request {request.seq} was answered before and now differs")
         else:
             if request.seq != self._next_seq:
                 raise malformed(f"request {request.seq} came where {self._next_seq} is due")
             await self._begin(request, arrived)
+        self._told = None
         if isinstance(request, Round):
             assert self._verdict is not None
             await peer.send(self._verdict)
         else:
-            await self._decode(request, arrived, peer)
+            await self._decode(request, arrived, peer, max(self._decoded_from, peer.committed, told))
+        self._told = peer
 
     async def more_draws(self, request: MoreDraws, peer: Peer) -> None:
         """Answer with what follows the draws sent so far, or with an answer given before."""
@@ -192,14 +205,13 @@ class Session:
             verdict = TokenVerdict(request.seq, decision.accepted, decision.next_token, times)
         self._verdict = self.codec.encode_cloud(verdict)
 
-    async def _decode(self, request: Decode, arrived: float, peer: Peer) -> None:
-        """Send what is committed that the edge lacks, and go on by one token at a time to the count.
+    async def _decode(self, request: Decode, arrived: float, peer: Peer, position: int) -> None:
+        """Send what is committed from ``position`` on, and go on by one token at a time to the count.
 
         Each token is a step of its own, asked for when the one before is sent: other sessions get their turn,
         and nothing is computed for an edge that does not read.
         """
         text = self._text
-        position = max(self._decoded_from, peer.committed)
         goal = self._decoded_from + request.count
         compute_ms = 0.0
         while True:
@@ -330,3 +342,13 @@ class Session:
         """Get hold of the seat for one token, however long that takes."""
         while (wait_s := await self._seat_wait_s(1 + self._steps.missing)) > 0.0:  # noqa: ASYNC110 - on a clock
             await asyncio.sleep(wait_s)
+
+
+def _extends(request: Round | Decode, last: Round | Decode) -> bool:
+    """Whether ``request`` is the ``Decode`` that was ``last`` with a higher count."""
+    return (
+        isinstance(request, Decode)
+        and isinstance(last, Decode)
+        and request.count > last.count
+        and dataclasses.replace(request, count=last.count) == last
+    )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from acespec.cloud_verifier.acceptance import Decision, verify_coupled, verify_residual
 from acespec.cloud_verifier.batcher import Batcher, StepAbandonedError, Timed
 from acespec.cloud_verifier.committed import CommittedText
-from acespec.cloud_verifier.engine import TargetEngine
+from acespec.cloud_verifier.engine import TargetEngine, TargetLogits
 from acespec.cloud_verifier.seats import Seat
 from acespec.wire import AcceptanceMode, Open
 
@@ -41,11 +40,12 @@ class Steps:
 
     async def fill(self, wanted: Callable[[], bool]) -> None:
         """Feed the committed tokens the sequence lacks, a chunk at a time while ``wanted``."""
+        deadline = self._batcher.prefill_deadline()  # of them all: later chunks become urgent as they wait
         while self.missing > 0 and wanted():
             start = self._seat.filled
             end = min(start + PREFILL_CHUNK, len(self._text.tokens) - 1)
             tokens = np.array(self._text.tokens[start:end], dtype=np.int64)
-            await self._batcher.prefill(self._sequence(), tokens)
+            await self._batcher.prefill(self._sequence(), tokens, deadline)
             self._seat.filled = end
 
     async def check(self, chain: Sequence[int], weights: Sequence[int]) -> Timed[Decision]:
@@ -58,7 +58,7 @@ class Steps:
         length = len(text.tokens)
         tokens = np.array([text.tokens[-1], *chain], dtype=np.int64)
 
-        def decide(logits: NDArray[np.float32]) -> Decision:
+        def decide(logits: TargetLogits) -> Decision:
             decision = self._decide(logits, chain, weights)
             self._engine.rollback(sequence, length + decision.accepted)
             return decision
@@ -72,7 +72,7 @@ class Steps:
             raise StepAbandonedError("the session ended between two steps")
         return self._seat.sequence
 
-    def _decide(self, logits: NDArray[np.float32], chain: Sequence[int], weights: Sequence[int]) -> Decision:
+    def _decide(self, logits: TargetLogits, chain: Sequence[int], weights: Sequence[int]) -> Decision:
         request, text = self._request, self._text
         position = len(text.tokens)
         if request.mode is AcceptanceMode.COUPLED:

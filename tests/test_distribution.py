@@ -151,6 +151,17 @@ def test_logits_without_meaning_are_refused(bad: float, max_candidates: int | No
         distribution(np.full(3, -np.inf, dtype=np.float32), SamplingParams(), None, max_candidates)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 7])
+def test_a_greedy_pick_needs_logits_with_a_meaning_too(bad: float, place: int) -> None:
+    logits = np.arange(8, dtype=np.float32)
+    logits[place] = bad
+    with pytest.raises(InvalidLogitsError):
+        distribution(logits, SamplingParams(temperature=0.0))
+    with pytest.raises(InvalidLogitsError):
+        distribution(np.full(8, -np.inf, np.float32), SamplingParams(temperature=0.0))
+
+
 def test_the_logits_are_left_as_they_were() -> None:
     logits = np.random.default_rng(0).normal(size=2000).astype(np.float32)
     before = logits.copy()
