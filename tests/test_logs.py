@@ -142,8 +142,10 @@ def test_what_json_cannot_say_is_told_as_text() -> None:
 
 SCRIPT = """
 import logging, sys, warnings
-from acespec.logs import configure_logging
-configure_logging(int(sys.argv[1]), sys.argv[2])
+from acespec.logs import configure_logging, write_json
+configure_logging(int(sys.argv[1]))
+if sys.argv[2] == "json":
+    write_json()
 logger = logging.getLogger("acespec.test")
 for level in (logging.DEBUG, logging.INFO, logging.WARNING):
     logger.log(level, "at %d", level, extra={"session": "5e55"})

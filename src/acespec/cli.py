@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import click
 
 from acespec import __version__
 from acespec.errors import AcespecError
+from acespec.logs import configure_logging
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,7 @@ class LazyGroup(click.Group):
 @click.option("-v", "--verbose", count=True, help="Log more: -v for INFO, -vv for DEBUG.")
 def acespec(verbose: int) -> None:
     """Lossless edge-cloud speculative decoding over wide-area networks."""
-    level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging(verbose)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

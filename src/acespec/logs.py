@@ -22,15 +22,14 @@ NOT_EXTRA = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 """What every record has, or gets from a formatter; the rest of it is ``extra``."""
 
 
-def configure_logging(verbosity: int, log_format: LogFormat = "text") -> None:
+def configure_logging(verbosity: int) -> None:
     """Write records to standard error: 0 from WARNING on, 1 from INFO on, 2 and more from DEBUG on.
 
-    Where logging has been configured already, level and place stay as they are (``logging.basicConfig``).
+    As text, until ``write_json`` is called. Where logging has been configured already, level and place stay
+    as they are (``logging.basicConfig``).
     """
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG)
     logging.basicConfig(level=level, format=TEXT)
-    if log_format == "json":
-        write_json()
 
 
 def write_json() -> None:
