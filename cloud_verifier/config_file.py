@@ -7,7 +7,6 @@ of it; this is what names a key nobody knows and a value that does not fit.
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from acespec.cloud_verifier.documents import read_document
+from acespec.cloud_verifier.documents import read_document, toml_value
 from acespec.errors import AcespecError
 
 logger = logging.getLogger(__name__)
@@ -97,9 +96,3 @@ def effective(ctx: click.Context) -> Iterator[str]:
         source = ctx.get_parameter_source(key)
         comment = f"  # {SOURCES[source]}" if source in SOURCES else ""
         yield f"{key} = {toml_value(value)}{comment}"
-
-
-def toml_value(value: object) -> str:
-    if isinstance(value, (bool, int, float)):
-        return json.dumps(value)
-    return json.dumps(str(value), ensure_ascii=False)

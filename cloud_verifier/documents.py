@@ -1,7 +1,9 @@
-"""Configuration files, in TOML or YAML by their name's ending."""
+"""Configuration files, in TOML or YAML by their name's ending, and how values are written there."""
 
 from __future__ import annotations
 
+import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,15 @@ def parse_document(path: Path, text: str) -> dict[str, Any]:
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise AcespecError(f"{path} must hold names with values, such as port: 50051")
     return found
+
+
+def toml_value(value: object) -> str:
+    """``value`` as it stands behind a key in TOML; what is neither number, truth nor time, as its text."""
+    if isinstance(value, (bool, int, float)):
+        return json.dumps(value)
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    return json.dumps(str(value), ensure_ascii=False)  # TOML's basic strings are JSON's, for printable text
 
 
 def first_fault(error: ValidationError) -> str:

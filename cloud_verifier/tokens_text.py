@@ -7,7 +7,6 @@ what was meant; where it does not, for the file was written in another of TOML's
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -15,6 +14,7 @@ from typing import Any
 
 import tomllib  # type: ignore[import-not-found]  # Python 3.10 lacks it; the verifier needs 3.11
 
+from acespec.cloud_verifier.documents import toml_value
 from acespec.errors import AcespecError
 
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -26,8 +26,8 @@ def with_tenant(text: str, name: str, quota: Mapping[str, int | float]) -> str:
     before = tomllib.loads(text)
     wanted = copy.deepcopy(before)
     wanted.setdefault("tenants", {})[name] = dict(quota)
-    key = name if BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)
-    lines = [f"[tenants.{key}]", *(f"{field} = {value}" for field, value in quota.items())]
+    key = name if BARE_KEY.fullmatch(name) else toml_value(name)
+    lines = [f"[tenants.{key}]", *(f"{field} = {toml_value(value)}" for field, value in quota.items())]
     return checked(appended(text, lines), wanted)
 
 
@@ -65,12 +65,6 @@ def without_token(text: str, sha256: str) -> str:
 def appended(text: str, lines: list[str]) -> str:
     gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
     return text + gap + "\n".join(lines) + "\n"
-
-
-def toml_value(value: object) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat().replace("+00:00", "Z")
-    return json.dumps(value, ensure_ascii=False)  # TOML's basic strings are JSON's, for printable text
 
 
 def checked(text: str, wanted: dict[str, Any]) -> str:

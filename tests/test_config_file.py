@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acespec.cloud_verifier.config_file import effective, toml_value, use_config
-from acespec.cloud_verifier.documents import parse_document
+from acespec.cloud_verifier.config_file import effective, use_config
+from acespec.cloud_verifier.documents import parse_document, toml_value
 from acespec.cloud_verifier.option_groups import GroupedCommand, OptionGroup, Size, all_options
 from acespec.errors import AcespecError
 
