@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from acespec.cloud_verifier.engine import TargetLogits
 from acespec.speculation import (
     Purpose,
     SamplingParams,
@@ -50,7 +51,7 @@ class Decision:
 
 
 def verify_coupled(
-    logits: NDArray[np.float32],  # [gamma+1, V]
+    logits: TargetLogits,  # [gamma+1, V]
     chain: Sequence[int],
     params: SamplingParams,
     counts: TokenCounts | None,
@@ -77,7 +78,7 @@ def verify_coupled(
 
 
 def verify_residual(
-    logits: NDArray[np.float32],  # [gamma+1, V]
+    logits: TargetLogits,  # [gamma+1, V]
     chain: Sequence[int],
     draft_weights: Sequence[int],
     params: SamplingParams,

@@ -43,6 +43,14 @@ class KvPoolFullError(AcespecError):
     """There is no room for the keys and values of another sequence of that length."""
 
 
+class TargetLogits(Protocol):
+    """Logits of some of a feed's tokens: an array ``[n, vocab_size]``, or whatever reads like one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> NDArray[np.float32]: ...
+
+
 class TargetEngine(Protocol):
     """A target model holding the keys and values of many sequences.
 
@@ -61,7 +69,7 @@ class TargetEngine(Protocol):
         ``KvPoolFullError`` if there is none; handles are never used again.
         """
 
-    def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
+    def step(self, feeds: Sequence[Feed]) -> Sequence[TargetLogits]:
         """Feed several sequences, each at most once, in one forward of the model.
 
         Returns for each feed logits ``[num_logits, vocab_size]``: a token's row predicts what follows it.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from acespec.cloud_verifier.engine import Feed, TargetEngine
+from acespec.cloud_verifier.engine import Feed, TargetEngine, TargetLogits
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Ask:
 
     sequence: int
     tokens: NDArray[np.int64]  # [n]
-    decide: Callable[[NDArray[np.float32]], Any] | None
+    decide: Callable[[TargetLogits], Any] | None
     """What becomes of a check's logits ``[n, vocab_size]``; None for a prefill."""
     answer: asyncio.Future[Any]
     num_fed: int = 0
@@ -86,7 +86,7 @@ class Forward:
             _decide(part, rows)
 
 
-def _decide(part: AskedPart, logits: NDArray[np.float32]) -> None:
+def _decide(part: AskedPart, logits: TargetLogits) -> None:
     if part.ask.decide is None:
         return
     try:

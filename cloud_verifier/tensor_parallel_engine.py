@@ -17,10 +17,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from acespec.cloud_verifier.engine import Feed, TargetEngine, TargetInfo
+from acespec.cloud_verifier.engine import Feed, TargetEngine, TargetInfo, TargetLogits
 from acespec.cloud_verifier.tensor_parallel_messages import (
     Close,
     Command,
@@ -100,7 +97,7 @@ class Shard:
         self._inner.close(sequence)
         del self._lengths[sequence]
 
-    def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
+    def step(self, feeds: Sequence[Feed]) -> Sequence[TargetLogits]:
         """``TargetEngine.step``; raises, and leaves every sequence as it was, if it failed on any rank.
 
         The ranks tell one another after each step, which costs one all-reduce of eight bytes. An error before
@@ -109,7 +106,7 @@ class Shard:
         ``Ranks.agree`` gives up on them soon, and the group ends.
         """
         error: Exception | None = None
-        logits: list[NDArray[np.float32]] = []
+        logits: Sequence[TargetLogits] = []
         try:
             with self._ranks.step_limit():
                 logits = self._inner.step(feeds)
@@ -172,7 +169,7 @@ class LeaderEngine:
             self._shard.rollback(sequence, length)
             self._untold.append(Rollback(sequence, length))
 
-    def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
+    def step(self, feeds: Sequence[Feed]) -> Sequence[TargetLogits]:
         assert all(self._shard.holds(feed.sequence) for feed in feeds), "a sequence that is fed is open"
         with self._line:
             assert not self._ended.is_set(), "the other ranks have been let go"

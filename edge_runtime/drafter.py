@@ -21,8 +21,8 @@ from acespec.edge_runtime.step_clock import StepClock
 from acespec.speculation import (
     DRAFT_BITS,
     CandidateRow,
-    DraftLogits,
     LogitsRow,
+    LogitsRows,
     Purpose,
     SamplingParams,
     TokenCounts,
@@ -144,7 +144,7 @@ class Drafter:
         mask: NDArray[np.bool_],
         kind: str,
         last_only: bool = False,
-    ) -> DraftLogits:
+    ) -> LogitsRows:
         """One engine step, timed. Arguments as ``DraftEngine.forward``."""
         widths = (*self.engine.buckets, self.engine.prefill_width) if last_only else self.engine.buckets
         bucket = bucket_for(len(tokens), widths)

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from acespec.speculation import DraftLogits
+from acespec.speculation import LogitsRows
 
 
 class DraftEngine(Protocol):
@@ -49,7 +49,7 @@ class DraftEngine(Protocol):
         positions: NDArray[np.int64],
         mask: NDArray[np.bool_],
         last_only: bool = False,
-    ) -> DraftLogits:
+    ) -> LogitsRows:
         """Run one step and append its rows.
 
         ``tokens`` and ``positions`` are ``[n]`` with ``1 <= n <= buckets[-1]``; ``mask`` is

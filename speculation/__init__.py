@@ -6,7 +6,7 @@ from acespec.speculation.allocation import Allocation, allocate, allocate_adapti
 from acespec.speculation.candidates import MAX_CANDIDATES, CandidateRow, candidate_row, rank_candidates
 from acespec.speculation.coupled import coupled_pick, race_scores
 from acespec.speculation.distribution import Distribution, InvalidLogitsError, distribution
-from acespec.speculation.draft_logits import DraftLogits, LogitsRow
+from acespec.speculation.draft_logits import DraftLogits, LogitsRow, LogitsRows
 from acespec.speculation.params import SamplingParams
 from acespec.speculation.penalties import TokenCounts
 from acespec.speculation.randomness import Purpose, uniform
@@ -37,6 +37,7 @@ __all__ = [
     "DraftLogits",
     "InvalidLogitsError",
     "LogitsRow",
+    "LogitsRows",
     "Purpose",
     "SamplingParams",
     "TokenCounts",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +21,20 @@ class LogitsRow:
     """Logarithm of the sum of the exponentials of the whole row, where the engine gives it."""
 
 
+class LogitsRows(Protocol):
+    """Logits of a step's rows, valid until the engine's next step."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> LogitsRow: ...
+
+
 @dataclass(frozen=True)
 class DraftLogits:
-    """Logits of a step's rows, valid until the engine's next step."""
+    """``LogitsRows`` in as many numbers for each row.
+
+    Whole rows, or each row's largest.
+    """
 
     values: NDArray[np.float32]
     """[rows, vocab_size], or the largest K of each row, [rows, K]."""
