@@ -17,8 +17,9 @@ from prometheus_client import (
 )
 
 from acespec import __version__
+from acespec.cloud_verifier.addresses import authority
 from acespec.cloud_verifier.engine import TargetInfo
-from acespec.cloud_verifier.observer import BatchReport, Observer, RoundReport
+from acespec.cloud_verifier.observer import CLOSE_REASONS, BatchReport, CloseReason, Observer, RoundReport
 from acespec.errors import AcespecError
 from acespec.wire import ErrorCode
 
@@ -32,9 +33,6 @@ UNBOUNDED_TOKENS = 2**62
 SECONDS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-
-
-CLOSE_REASONS = ("closed", "displaced", "drained", "expired", "failed")
 
 
 class PrometheusObserver(Observer):
@@ -89,7 +87,7 @@ class PrometheusObserver(Observer):
     def resumed(self, tenant: str) -> None:
         self._tenant(tenant).resumed.inc()
 
-    def closed(self, tenant: str, reason: str) -> None:
+    def closed(self, tenant: str, reason: CloseReason) -> None:
         self._families.closed.labels(self._tenant(tenant).label, reason).inc()
 
     def refused(self, code: str) -> None:
@@ -244,5 +242,4 @@ def serve_metrics(host: str, port: int, registry: CollectorRegistry) -> MetricsS
         thread.join()
         server.server_close()
 
-    shown = f"[{host}]" if ":" in host else host
-    return MetricsServer(f"{shown}:{server.server_port}", stop)
+    return MetricsServer(authority(host, server.server_port), stop)

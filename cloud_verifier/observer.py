@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
+
+CloseReason = Literal["closed", "displaced", "drained", "expired", "failed"]
+"""Why a session ended for good.
+
+Its edge closed it; a new one took its place; the verifier stopped; no stream came in time; or it broke.
+"""
+CLOSE_REASONS: tuple[CloseReason, ...] = get_args(CloseReason)
 
 
 @dataclass(frozen=True)
@@ -51,11 +59,8 @@ class Observer:
     def resumed(self, tenant: str) -> None:
         """A session went on over a new stream."""
 
-    def closed(self, tenant: str, reason: str) -> None:
-        """A session ended for good.
-
-        ``reason``: ``closed`` (by the edge), ``displaced``, ``drained``, ``expired`` or ``failed``.
-        """
+    def closed(self, tenant: str, reason: CloseReason) -> None:
+        """A session ended for good."""
 
     def refused(self, code: str) -> None:
         """A stream was ended with the gRPC status ``code``."""
@@ -92,7 +97,7 @@ class Observers(Observer):
         for observer in self._observers:
             observer.resumed(tenant)
 
-    def closed(self, tenant: str, reason: str) -> None:
+    def closed(self, tenant: str, reason: CloseReason) -> None:
         for observer in self._observers:
             observer.closed(tenant, reason)
 

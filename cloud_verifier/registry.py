@@ -37,9 +37,8 @@ class Registry:
     def victim(self, session: Session) -> Session | None:
         """The session without a stream to be given up for ``session``: of its own tenant if there is one.
 
-        None if ``session`` can be added as things are. Raises ``QuotaError`` if its tenant is over quota,
-        ``BusyError`` if the server is full, and no session
-        without a stream would change that.
+        None if ``session`` can be added as things are. Raises ``QuotaError`` if its tenant is over quota, and
+        ``BusyError`` if the server is full, where no session without a stream would change that.
         """
         tenant = session.tenant
         own = next((parked for parked in self._parked if parked.tenant.name == tenant.name), None)
@@ -49,12 +48,11 @@ class Registry:
                 raise BusyError(self._limits.busy_retry_ms)
             return victim
         try:
-            self._ledger.admit(tenant, session.kv_bytes)
+            self._ledger.check(tenant, session.kv_bytes)
         except QuotaError:
             if own is None:
                 raise
             return own
-        self._ledger.release(tenant, session.kv_bytes)
         return None
 
     def add(self, session: Session) -> None:

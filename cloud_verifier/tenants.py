@@ -87,10 +87,9 @@ class TenantLedger:
         usage = self._usage.get(name, Usage())
         return Usage(usage.sessions, usage.kv_bytes, usage.full_at)
 
-    def admit(self, tenant: Tenant, kv_bytes: int) -> None:
-        """Book a session with ``kv_bytes`` of keys and values, or nothing and raise ``QuotaError``."""
-        quota = tenant.quota
-        usage = self._usage.get(tenant.name, Usage())
+    def check(self, tenant: Tenant, kv_bytes: int) -> None:
+        """Raise ``QuotaError`` if a session with ``kv_bytes`` of keys and values would be over quota."""
+        quota, usage = tenant.quota, self._usage.get(tenant.name, Usage())
         if quota.max_sessions is not None and usage.sessions >= quota.max_sessions:
             raise QuotaError(
                 f"the quota max_sessions of tenant {tenant.name!r} is used up ({quota.max_sessions}); "
@@ -103,9 +102,13 @@ class TenantLedger:
                 f"of tenant {tenant.name!r} has {left} of {quota.kv_bytes} left; "
                 "ask for fewer tokens, or close a session first"
             )
+
+    def admit(self, tenant: Tenant, kv_bytes: int) -> None:
+        """Book a session with ``kv_bytes`` of keys and values, or nothing and raise ``QuotaError``."""
+        self.check(tenant, kv_bytes)
+        usage = self._usage.setdefault(tenant.name, Usage())
         usage.sessions += 1
         usage.kv_bytes += kv_bytes
-        self._usage[tenant.name] = usage
 
     def release(self, tenant: Tenant, kv_bytes: int) -> None:
         """Take a session, admitted with the same ``kv_bytes``, off the books."""

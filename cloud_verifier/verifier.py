@@ -13,7 +13,7 @@ from acespec.cloud_verifier.admission import check_open
 from acespec.cloud_verifier.batcher import Batcher, StepAbandonedError, no_latency
 from acespec.cloud_verifier.engine import TargetEngine
 from acespec.cloud_verifier.limits import Limits
-from acespec.cloud_verifier.observer import Observer
+from acespec.cloud_verifier.observer import CloseReason, Observer
 from acespec.cloud_verifier.registry import Registry
 from acespec.cloud_verifier.seats import Seats
 from acespec.cloud_verifier.services import BusyError, Services
@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 SESSION_ID_BYTES = 16
 MOST_DROPPED = 1
 """Messages that may follow an ``Open`` or ``Resume`` that led to no session: the edge does not wait."""
-MS_PER_S = 1000
 
 
 class Verifier:
@@ -256,8 +255,8 @@ class Verifier:
             fingerprint=info.fingerprint,
             max_context=self.max_context,
             max_chain=limits.max_chain,
-            idle_timeout_ms=max(1, round(MS_PER_S * limits.idle_timeout_s)),
-            resume_ttl_ms=round(MS_PER_S * limits.resume_ttl_s),
+            idle_timeout_ms=max(1, round(1000.0 * limits.idle_timeout_s)),
+            resume_ttl_ms=round(1000.0 * limits.resume_ttl_s),
             pad_sizes=limits.pad_sizes,
         )
 
@@ -307,7 +306,7 @@ class Verifier:
             self._no_stream.set()
         self._report_usage()
 
-    def _end(self, session: Session, reason: str) -> None:
+    def _end(self, session: Session, reason: CloseReason) -> None:
         """End a session for good; what it holds is freed as soon as no step uses it."""
         if self._registry.remove(session):
             self._streams_of.pop(session, None)
