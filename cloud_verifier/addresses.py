@@ -21,18 +21,11 @@ class Endpoint:
     """As it was given."""
     address: str
     """Numeric, without brackets."""
-    port: int
-    family: socket.AddressFamily
 
     @property
     def loopback(self) -> bool:
         """Whether this machine alone can reach it. The unspecified address is every address there is."""
         return ipaddress.ip_address(self.address.partition("%")[0]).is_loopback
-
-    @property
-    def target(self) -> str:
-        """What gRPC binds."""
-        return authority(self.address, self.port)
 
 
 def authority(host: str, port: int) -> str:
@@ -51,7 +44,7 @@ def resolve(host: str, port: int) -> Endpoint:
             probe.bind(address)
     except OSError as error:
         raise cannot_listen(host, port, error.strerror or str(error)) from error
-    return Endpoint(host, str(address[0]), port, family)
+    return Endpoint(host, str(address[0]))
 
 
 def cannot_listen(host: str, port: int, reason: str) -> AcespecError:
