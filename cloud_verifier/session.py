@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Coroutine, Sequence
@@ -52,6 +51,9 @@ T = TypeVar("T")
 
 class Peer(Protocol):
     """The edge, over the stream it has now."""
+
+    told: int
+    """Committed tokens the edge has once all commits sent over this stream have arrived."""
 
     @property
     def committed(self) -> int:
@@ -103,8 +105,6 @@ class Session:
         self._last: Round | Decode | None = None
         self._verdict: pb.CloudMessage | None = None
         self._decoded_from = 0
-        self._told: Peer | None = None
-        """To whom the last answer was sent to its end."""
         self._work: asyncio.Task[Any] | None = None
 
     @property
@@ -145,21 +145,18 @@ class Session:
         told = 0
         if self._last is not None and request.seq == self._last.seq:
             if _extends(request, self._last):
-                self._last = request
-                told = len(self._text.tokens) if self._told is peer else 0
+                self._last, told = request, peer.told
             elif request != self._last:
                 raise malformed(f"request {request.seq} was answered before and now differs")
         else:
             if request.seq != self._next_seq:
                 raise malformed(f"request {request.seq} came where {self._next_seq} is due")
             await self._begin(request, arrived)
-        self._told = None
         if isinstance(request, Round):
             assert self._verdict is not None
             await peer.send(self._verdict)
         else:
             await self._decode(request, arrived, peer, max(self._decoded_from, peer.committed, told))
-        self._told = peer
 
     async def more_draws(self, request: MoreDraws, peer: Peer) -> None:
         """Answer with what follows the draws sent so far, or with an answer given before."""
@@ -219,6 +216,7 @@ class Session:
                 tokens = tuple(text.tokens[position:])
                 await peer.send(self.codec.encode_cloud(Commit(position, tokens, compute_ms)))
                 position += len(tokens)
+                peer.told = position
             if text.finished or position >= goal or peer.closed:
                 return
             await self._take_seat_patiently()
@@ -350,5 +348,5 @@ def _extends(request: Round | Decode, last: Round | Decode) -> bool:
         isinstance(request, Decode)
         and isinstance(last, Decode)
         and request.count > last.count
-        and dataclasses.replace(request, count=last.count) == last
+        and replace(request, count=last.count) == last
     )

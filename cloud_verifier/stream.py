@@ -36,6 +36,8 @@ class Stream:
         self.inbox: Inbox | None = None
         self.committed = 0
         """Committed tokens the edge had when it resumed over this stream; 0 if it did not resume."""
+        self.told = 0
+        """Committed tokens it has once all commits sent over this stream have arrived; 0 before the first."""
         self.over = asyncio.Event()
         """Set once nobody serves it any more."""
         self.error: SessionError | None = None

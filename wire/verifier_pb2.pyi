@@ -411,7 +411,8 @@ Global___Resume: _TypeAlias = Resume  # noqa: Y015
 @_typing.final
 class Decode(_message.Message):
     """Asks the cloud to decode up to `count` tokens by itself, each streamed in a commit. It stops early at an end
-    token and at the token limit.
+    token and at the token limit. It may be sent again with a higher count and else the same, at any time before the
+    next request: the answer then goes on where it ended, without a pause if that comes in time.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
