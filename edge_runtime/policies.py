@@ -207,4 +207,5 @@ class RoundsPolicy:
         if session.finished is None and self._chain_length(session, 0) not in (None, 0):
             session.statistics.lookups += 1
             session.statistics.hits += int(drafted is not None)
+            session.statistics.ready_tokens += 0 if drafted is None else len(drafted)
         return drafted or Chain(), tokens

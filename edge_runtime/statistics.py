@@ -19,6 +19,15 @@ class GenerationMetrics:
     time_to_first_token_ms: float | None
     total_ms: float
     rounds: int
+    tested: int
+    """Chain tokens the target decided about: those up to and including a first rejection."""
+    accepted: int
+    lookups: int
+    """Rounds that went on: their outcome was looked up in the tree."""
+    hits: int
+    """Lookups that found a branch with at least one token ready."""
+    ready_tokens: int
+    """Tokens that were ready in the branches found."""
     acceptance: float | None
     """Chain tokens accepted over chain tokens tested (those up to and including the first rejection)."""
     accepted_per_round: float | None
@@ -79,6 +88,7 @@ class Statistics:
     accepted: int = 0
     lookups: int = 0
     hits: int = 0
+    ready_tokens: int = 0
     forwards: int = 0
     """Of the target."""
     waiting_ms: float = 0.0
@@ -119,6 +129,11 @@ class Statistics:
             else self.first_token_ms - self.started_ms,
             total_ms=total_ms,
             rounds=self.rounds,
+            tested=self.tested,
+            accepted=self.accepted,
+            lookups=self.lookups,
+            hits=self.hits,
+            ready_tokens=self.ready_tokens,
             acceptance=_share(self.accepted, self.tested),
             accepted_per_round=_share(self.accepted, self.rounds),
             hit_rate=_share(self.hits, self.lookups),

@@ -5,7 +5,12 @@ from __future__ import annotations
 from acespec.speculation.allocation import Allocation, allocate, allocate_adaptive
 from acespec.speculation.candidates import MAX_CANDIDATES, CandidateRow, candidate_row, rank_candidates
 from acespec.speculation.coupled import coupled_pick, race_scores
-from acespec.speculation.distribution import Distribution, InvalidLogitsError, distribution
+from acespec.speculation.distribution import (
+    Distribution,
+    InvalidLogitsError,
+    candidate_depth,
+    distribution,
+)
 from acespec.speculation.draft_logits import DraftLogits, LogitsRow, LogitsRows
 from acespec.speculation.params import SamplingParams
 from acespec.speculation.penalties import TokenCounts
@@ -45,6 +50,7 @@ __all__ = [
     "accepts",
     "allocate",
     "allocate_adaptive",
+    "candidate_depth",
     "candidate_row",
     "coupled_pick",
     "distribution",

@@ -102,15 +102,23 @@ def scaled_scores(
 def _candidates(
     logits: NDArray[np.float32], best: float, params: SamplingParams, max_candidates: int
 ) -> NDArray[np.int64]:
-    """Return the places, ascending, of the draft's candidates: the largest, at most ``max_candidates``.
+    """Return the places, ascending, of the draft's candidates: the largest, at most ``max_candidates``."""
+    depth = candidate_depth(params)
+    if math.isinf(depth):
+        return largest(logits, max_candidates)
+    near = np.flatnonzero(logits >= best - depth)
+    return near if len(near) <= max_candidates else near[largest(logits[near], max_candidates)]
 
-    At a low temperature what lies far below the best is left out too: it has no weight, and without it what
-    follows takes half the time. Not with penalties, which may bring the best down.
+
+def candidate_depth(params: SamplingParams) -> float:
+    """How far below the best a draft's candidate may lie, in logits.
+
+    At a low temperature what lies far below is left out: it has no weight, and without it what follows takes
+    half the time. Not with penalties, which may bring the best down.
     """
     if 0.0 < params.temperature <= _LOW_TEMPERATURE and not params.has_penalties:
-        near = np.flatnonzero(logits >= best - _NEGLIGIBLE * params.temperature)
-        return near if len(near) <= max_candidates else near[largest(logits[near], max_candidates)]
-    return largest(logits, max_candidates)
+        return _NEGLIGIBLE * params.temperature
+    return math.inf
 
 
 def warp(ids: NDArray[np.int64], scores: NDArray[np.float64], params: SamplingParams) -> Distribution:
