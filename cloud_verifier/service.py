@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, TypeAlias
 
 import grpc
@@ -9,6 +10,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from acespec.cloud_verifier.gate import Gate
+from acespec.cloud_verifier.tenants import QuotaError, Tenant
 from acespec.cloud_verifier.verifier import Verifier
 from acespec.wire import ErrorCode, SessionError
 from acespec.wire import verifier_pb2 as pb
@@ -51,6 +53,7 @@ class VerifierService(VerifierServicer):
         self._verifier = verifier
         self._max_streams = max_streams
         self._gate = gate
+        self._streams_of: Counter[str] = Counter()
 
     async def Session(  # type: ignore[override]  # noqa: N802 - the .proto's name; a coroutine that reads and writes
         self,
@@ -59,15 +62,41 @@ class VerifierService(VerifierServicer):
     ) -> None:
         """One stream; a ``SessionError`` becomes its status."""
         tenant = await self._gate.tenant(context)
-        if self._verifier.num_streams >= self._max_streams:
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"the server holds the {self._max_streams} streams it may hold; try again later",
-            )
+        refusal = self._refusal(tenant)
+        if refusal is not None:
+            await context.abort(status_of(refusal.code), refusal.message)
+        self._streams_of[tenant.name] += 1
         try:
             await self._verifier.serve(StreamLink(context), tenant)
         except SessionError as error:
             await context.abort(status_of(error.code), error.message)
+        finally:
+            self._streams_of[tenant.name] -= 1
+            if not self._streams_of[tenant.name]:
+                del self._streams_of[tenant.name]
+
+    def _refusal(self, tenant: Tenant) -> SessionError | None:
+        """Why there is no room for one more stream of ``tenant``; None if there is.
+
+        A full server is UNAVAILABLE, so that edges come back after a while: it may be others' doing.
+        """
+        quota = tenant.quota.max_sessions
+        if quota is not None and self._streams_of[tenant.name] >= streams_for(quota):
+            return QuotaError(
+                f"tenant {tenant.name!r} has the {streams_for(quota)} streams that its quota max_sessions "
+                f"({quota}) is good for; close a session first"
+            )
+        if self._verifier.num_streams >= self._max_streams:
+            return SessionError(
+                ErrorCode.UNAVAILABLE,
+                f"the server holds the {self._max_streams} streams it may hold; try again later",
+            )
+        return None
+
+
+def streams_for(sessions: int) -> int:
+    """Streams that so many sessions may need: some are just being replaced by others."""
+    return sessions + max(1, sessions // 4)
 
 
 def status_of(code: ErrorCode) -> grpc.StatusCode:

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 import grpc
 import grpc.aio
@@ -18,8 +19,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from numpy.typing import NDArray
 
+from acespec.cloud_verifier.authentication import Presented
 from acespec.cloud_verifier.engine import Feed, TargetEngine
 from acespec.cloud_verifier.limits import Limits
+from acespec.cloud_verifier.security import Security
 from acespec.cloud_verifier.server import (
     ServerOptions,
     VerifierServer,
@@ -27,11 +30,13 @@ from acespec.cloud_verifier.server import (
 )
 from acespec.cloud_verifier.server_options import channel_options
 from acespec.cloud_verifier.service import SERVICE_NAME
+from acespec.cloud_verifier.tenants import Quota, Tenant
 from acespec.cloud_verifier.verifier import Verifier
 from acespec.compute import ThreadRunner
-from acespec.edge_runtime.grpc_transport import VerifierChannel
+from acespec.edge_runtime.channel_security import ChannelSecurity
+from acespec.edge_runtime.grpc_transport import LinkSettings, VerifierChannel
 from acespec.errors import AcespecError
-from acespec.wire import ErrorCode, Reset, ResetReason, SessionError, TokenVerdict
+from acespec.wire import ErrorCode, Reset, ResetReason, Resume, SessionError, TokenVerdict
 from fake_draft import hashed_table
 from fake_target import TableTargetEngine
 from verifier_client import VerifierClient, all_answers, decoded_text, open_request, refused
@@ -239,8 +244,40 @@ async def test_no_more_streams_than_allowed() -> None:
         await first.decode(1)
         async with client_of(address, target, [1]) as second:
             error = await refused(second, "the 1 streams it may hold; try again later")
-        assert error.code is ErrorCode.RESOURCE_EXHAUSTED
+        assert error.code is ErrorCode.UNAVAILABLE, "an edge comes back after a while"
         await first.decode(1)
+
+
+class QuotaForEveryone:
+    """Takes a token for a tenant's name, and gives each tenant four sessions."""
+
+    def tenant(self, presented: Presented, now: datetime) -> Tenant:
+        return Tenant(presented.required_bearer(), Quota(max_sessions=4))
+
+
+async def test_a_tenant_that_takes_all_streams_it_may_leaves_the_others_theirs() -> None:
+    target, runner = engine(), ThreadRunner("target")
+    security = Security(credentials=None, authenticator=QuotaForEveryone())
+    server = VerifierServer(Verifier(target, runner), replace(FREE_PORT, max_streams=6), security)
+    address = await server.start()
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def stream_of(tenant: str) -> VerifierClient:
+            settings = LinkSettings(ChannelSecurity(token=tenant))
+            channel = await stack.enter_async_context(VerifierChannel(address, settings))
+            return VerifierClient(channel.session(), open_request(target, [1]))
+
+        for _ in range(5):  # four for its sessions, and one that may be replacing another
+            greedy = await stream_of("greedy")
+            await greedy.send(Resume(b"unknown", epoch=1, committed=1))
+            assert isinstance(await greedy.receive(), Reset)
+        error = await refused(await stream_of("greedy"), r"the 5 streams that its quota max_sessions \(4\)")
+        assert error.code is ErrorCode.RESOURCE_EXHAUSTED
+        modest = await stream_of("modest")
+        await modest.begin()
+        assert len(await modest.decode(2)) == 2
+    await server.stop(0.0)
+    runner.close()
 
 
 async def test_health_is_told_until_the_server_stops() -> None:
