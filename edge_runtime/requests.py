@@ -39,6 +39,19 @@ class Requests:
         self._tokens_due = request.count if isinstance(request, Decode) else 0
         self.next_seq = (self.next_seq + 1) % SEQ_MODULUS
 
+    @property
+    def tokens_due(self) -> int:
+        """Tokens still to come of those the cloud was asked to decode by itself; 0 if it is not."""
+        return max(self._tokens_due, 0)
+
+    def ask_on(self, count: int) -> Decode:
+        """Let the cloud decode ``count`` tokens more than it was asked to; returns what asks for it."""
+        assert isinstance(self._request, Decode)
+        assert count >= 1
+        self._request = dataclasses.replace(self._request, count=self._request.count + count)
+        self._tokens_due += count
+        return self._request
+
     def ask_more(self, request: MoreDraws) -> None:
         """``request``, about the round outstanding, is under way."""
         self._more = request

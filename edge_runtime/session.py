@@ -153,8 +153,19 @@ class EdgeSession:
             raise unexpected(message, f"the verdict on request {self._requests.seq}")
         return Arrival(message, at_ms, self.statistics.disturbances > self._disturbances_before)
 
+    @property
+    def tokens_due(self) -> int:
+        """Tokens still to come of those the cloud was asked to decode."""
+        return self._requests.tokens_due
+
     async def decode(self, count: int) -> None:
-        """Ask the cloud to decode ``count`` tokens by itself; ``receive_commit`` takes them."""
+        """Ask the cloud to decode ``count`` tokens by itself; ``receive_commit`` takes them.
+
+        While tokens are due it is asked to go on behind them: in time, and it does so without a pause.
+        """
+        if self.tokens_due:
+            await self.connection.send(self._requests.ask_on(count))
+            return
         await self._ask(Decode(self._requests.next_seq, self._check.value, count, self._resampled))
 
     async def receive_commit(self) -> Commit:
