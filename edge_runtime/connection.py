@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -106,12 +107,9 @@ class Connection:
     @property
     def traffic(self) -> LinkBytes:
         """Of all streams together."""
-        total = LinkBytes()
-        for part in (self._traffic, self._transport.traffic if self._transport else LinkBytes()):
-            total.up += part.up
-            total.down += part.down
-            total.messages_up += part.messages_up
-            total.messages_down += part.messages_down
+        total = dataclasses.replace(self._traffic)
+        if self._transport is not None:
+            total.add(self._transport.traffic)
         return total
 
     async def open(self) -> None:
@@ -169,7 +167,7 @@ class Connection:
         """Close the stream under way, if there is one; idempotent."""
         transport, self._transport = self._transport, None
         if transport is not None:
-            self._add_traffic(transport)
+            self._traffic.add(transport.traffic)
             await transport.close()
 
     async def _reconnect(self) -> None:
@@ -301,9 +299,3 @@ class Connection:
         logger.info("the verifier has forgotten the session: opening another")
         self._conversation.note_forgotten()
         await self._introduce()
-
-    def _add_traffic(self, transport: EdgeTransport) -> None:
-        self._traffic.up += transport.traffic.up
-        self._traffic.down += transport.traffic.down
-        self._traffic.messages_up += transport.traffic.messages_up
-        self._traffic.messages_down += transport.traffic.messages_down

@@ -17,50 +17,54 @@ if TYPE_CHECKING:  # it brings gRPC, which only a generation needs
     from acespec.edge_runtime.remote import RemoteSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-PEM_FILE = click.Path(path_type=Path, dir_okay=False)
+FILE = click.Path(path_type=Path, dir_okay=False)
 SECONDS = FiniteRange(0.0, min_open=True)
 
-_OPTIONS = [
-    click.option("--server", required=True, metavar="HOST:PORT", help="The verifier's address."),
-    click.option(
+SERVER = click.option("--server", required=True, metavar="HOST:PORT", help="The verifier's address.")
+OPTIONS = {
+    "connect_timeout_s": click.option(
         "--connect-timeout",
         "connect_timeout_s",
         type=SECONDS,
-        default=10.0,
+        default=OutageSettings.first_timeout_s,
         show_default=True,
         metavar="SECONDS",
         help="How long to try to reach the verifier for the first time.",
     ),
-    click.option(
+    "on_outage": click.option(
         "--on-outage",
         type=click.Choice([o.value for o in OnOutage]),
         help="When the verifier is lost: wait for it, go on drafting provisional text, or fail. Given "
         "explicitly, wait and draft hold for the first connection too.  [default: wait]",
     ),
-    click.option(
+    "outage_timeout_s": click.option(
         "--outage-timeout",
         "outage_timeout_s",
         type=SECONDS,
-        default=120.0,
+        default=OutageSettings.timeout_s,
         show_default=True,
         metavar="SECONDS",
         help="How long an outage may last.",
     ),
-    click.option("--tls", is_flag=True, help="Use TLS; the --tls-... options imply it."),
-    click.option(
+    "tls": click.option("--tls", is_flag=True, help="Use TLS; the --tls-... options imply it."),
+    "tls_ca": click.option(
         "--tls-ca",
-        type=PEM_FILE,
+        type=FILE,
         help="CAs that the verifier's certificate may come from.  [default: the system's]",
     ),
-    click.option("--tls-cert", type=PEM_FILE, help="Certificate of this edge, if the verifier asks for one."),
-    click.option("--tls-key", type=PEM_FILE, help="Private key of --tls-cert."),
-    click.option("--tls-server-name", help="Name in the verifier's certificate, if not that of its address."),
-    click.option(
+    "tls_cert": click.option(
+        "--tls-cert", type=FILE, help="Certificate of this edge, if the verifier asks for one."
+    ),
+    "tls_key": click.option("--tls-key", type=FILE, help="Private key of --tls-cert."),
+    "tls_server_name": click.option(
+        "--tls-server-name", help="Name in the verifier's certificate, if not that of its address."
+    ),
+    "token_file": click.option(
         "--token-file",
-        type=PEM_FILE,
+        type=FILE,
         help="File with the token that says who you are.  [default: ACESPEC_TOKEN in the environment]",
     ),
-    click.option(
+    "keepalive_s": click.option(
         "--keepalive",
         "keepalive_s",
         type=FiniteRange(1.0, 86_400.0),
@@ -69,21 +73,11 @@ _OPTIONS = [
         metavar="SECONDS",
         help="Silence after which the connection is probed.",
     ),
-    click.option("--pad-sizes", is_flag=True, help="Pad messages, so that their sizes tell nothing."),
-]
-_NAMES = (
-    "connect_timeout_s",
-    "on_outage",
-    "outage_timeout_s",
-    "tls",
-    "tls_ca",
-    "tls_cert",
-    "tls_key",
-    "tls_server_name",
-    "token_file",
-    "keepalive_s",
-    "pad_sizes",
-)
+    "pad_sizes": click.option(
+        "--pad-sizes", is_flag=True, help="Pad messages, so that their sizes tell nothing."
+    ),
+}
+"""By the names their values are passed under."""
 
 
 def link_options(command: Command) -> Command:
@@ -91,9 +85,9 @@ def link_options(command: Command) -> Command:
 
     @wraps(command)
     def collected(**options: Any) -> Any:
-        return command(link={name: options.pop(name) for name in _NAMES}, **options)
+        return command(link={name: options.pop(name) for name in OPTIONS}, **options)
 
-    for option in reversed(_OPTIONS):
+    for option in reversed([SERVER, *OPTIONS.values()]):
         collected = option(collected)
     return collected  # type: ignore[return-value]
 

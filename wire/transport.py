@@ -30,6 +30,13 @@ class LinkBytes:
         self.down += num_bytes
         self.messages_down += 1
 
+    def add(self, other: LinkBytes) -> None:
+        """Count what went over another stream too."""
+        self.up += other.up
+        self.down += other.down
+        self.messages_up += other.messages_up
+        self.messages_down += other.messages_down
+
 
 class EdgeTransport(Protocol):
     """The edge's end of one session's stream."""
