@@ -108,11 +108,15 @@ def play(
     outage: OutageSettings | None = None,
     jitter: float = 0.5,
     pad_sizes: bool = False,
+    scripted: Server | None = None,
 ) -> tuple[EdgeSession, Server]:
-    """Let both sides play their parts to the end, in simulated time; every random number is ``jitter``."""
+    """Let both sides play their parts to the end, in simulated time; every random number is ``jitter``.
+
+    ``scripted`` is the server to take, by default a new one that takes all streams.
+    """
+    scripted = scripted or Server(mode)
 
     async def main() -> tuple[EdgeSession, Server]:
-        scripted = Server(mode)
         session = EdgeSession(
             scripted,
             GenerationRequest(PROMPT, (), max_new_tokens=20, mode=mode),
@@ -406,19 +410,11 @@ def test_an_outage_ends_the_session_when_its_time_is_over(settings: OutageSettin
 
 
 def test_a_verifier_never_reached_is_given_up_earlier_however_often_it_is_tried() -> None:
-    tried: list[float] = []
-
-    async def edge(session: EdgeSession) -> None:
-        server = session.connection._connector
-        assert isinstance(server, Server)
-        server.refuses = True
-        try:
-            await one_round(session)
-        finally:
-            tried.extend(server.attempts_s)
-
+    server = Server(AcceptanceMode.COUPLED)
+    server.refuses = True
     with pytest.raises(OutageError, match=r"^no verifier answers \(tried for 10 s\)$"):
-        play(edge, nothing, jitter=0.999)
+        play(one_round, nothing, jitter=0.999, scripted=server)
+    tried = server.attempts_s
     gaps = [b - a for a, b in pairwise(tried)]
     assert gaps == pytest.approx([0.1998 * 2**n for n in range(len(gaps))])
     assert tried[-1] < 10.0

@@ -206,10 +206,7 @@ def test_prometheus_reads_the_alerts_and_names_the_job_they_look_for() -> None:
 
 
 def test_grafana_finds_prometheus() -> None:
-    folder = DEPLOY / "grafana/provisioning"
-    (source,) = yaml.safe_load((folder / "datasources/prometheus.yml").read_text(encoding="utf-8"))[
-        "datasources"
-    ]
+    (source,) = yaml.safe_load(SOURCE.read_text(encoding="utf-8"))["datasources"]
     assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
     assert source["jsonData"]["timeInterval"] == PROMETHEUS["global"]["scrape_interval"]
 
