@@ -17,7 +17,7 @@ from acespec.edge_runtime.generate import GenerationResult, generate
 from acespec.edge_runtime.outage import OnOutage, OutageError, OutageSettings
 from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest
 from acespec.edge_runtime.session import SessionSettings, TargetIdentity
-from acespec.speculation import Weighted, propose
+from acespec.speculation import SamplingParams, Weighted, propose
 from acespec.wire import AcceptanceMode, TargetDraws
 from bad_network import BadNetwork, Fault, StreamPlan
 from fake_draft import TableDraftEngine, hashed_table, mixed
@@ -252,3 +252,27 @@ def test_a_stream_lost_while_more_draws_are_asked_for(fault: Fault) -> None:
             told = Told()
             result = run(request, [StreamPlan(fault, up, at)], told=told)
             assert result.tokens == undisturbed.tokens == told.tokens
+
+
+def test_what_an_outage_drafted_does_not_change_residual_text() -> None:
+    """Where the line is longer than a chain and goes on past what the target drew behind one."""
+    longer = 0
+    for seed in range(12):
+        request = GenerationRequest(
+            PROMPT, (), 24, SamplingParams(temperature=0.5), seed, AcceptanceMode.RESIDUAL
+        )
+        told = Told()
+        outage = OutageSettings(OnOutage.DRAFT, timeout_s=1e6)
+        plans = [CUT_AFTER_THE_FIRST_ROUND, *refused(8)]
+        result = run(request, plans, gamma=2, closeness=0.9, outage=outage, told=told)
+        assert result.tokens == run(request, gamma=2, closeness=0.9).tokens
+        confirmed = told.provisional[told.provisional.index(max(told.provisional, key=len)) + 1 :]
+        longer += any(len(rest) > 2 for rest in confirmed)
+    assert longer >= 4
+
+
+def test_tokens_beyond_the_servers_longest_chain_are_not_rejected_ones() -> None:
+    """The first chain is sent before the limit is known; a perfect draft stays perfect."""
+    metrics = run(LONG, closeness=1.0, gamma=3, limits=Limits(max_chain=2)).metrics
+    assert metrics.acceptance == 1.0
+    assert metrics.accepted_per_round == pytest.approx(2.0, abs=0.1)
