@@ -57,6 +57,7 @@ def run_model(world: World, folders: Sequence[Path]) -> None:
     """Says for each folder how the sharded target compares with the whole one, then fails half-way."""
     import torch
 
+    from acespec.cloud_verifier.target_model import load_model, target_info
     from acespec.cloud_verifier.tensor_parallel_engine import LeaderEngine, follow
     from acespec.cloud_verifier.tensor_parallel_group import TorchRanks, Watchdog, end_process, joined
     from acespec.cloud_verifier.transformers_engine import TransformersEngine
@@ -67,16 +68,16 @@ def run_model(world: World, folders: Sequence[Path]) -> None:
     with joined(world, "cpu", LIMITS, watchdog):  # once for all folders: a process cannot join twice
         ranks = TorchRanks(LIMITS, watchdog, end_process)
         for folder in folders:
-            engine = TransformersEngine.load(
-                folder, tp=True, kv_memory_bytes=2 * KV_BYTES // (1 + world.rank)
-            )
+            model = load_model(folder, dtype="float32", tp=True)
+            memory = 2 * KV_BYTES // (1 + world.rank)
+            engine = TransformersEngine(model, target_info(folder), kv_memory_bytes=memory)
             if world.rank:
                 follow(engine, ranks)
             else:
                 with LeaderEngine(engine, ranks, heartbeat_s=LIMITS.heartbeat_s) as leader:
                     say(compare(leader, TransformersEngine.load(folder)))
         if world.rank:
-            engine._decoder._model.model.layers[1].mlp.register_forward_pre_hook(fail)
+            model.model.layers[1].mlp.register_forward_pre_hook(fail)
             follow(engine, ranks)
         else:
             with LeaderEngine(engine, ranks, heartbeat_s=LIMITS.heartbeat_s) as leader:

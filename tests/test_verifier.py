@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from acespec.bench.virtual_clock import run_virtual
-from acespec.cloud_verifier.engine import Feed
 from acespec.cloud_verifier.limits import Limits
-from acespec.cloud_verifier.tenants import ANONYMOUS, Quota, Tenant
-from acespec.cloud_verifier.verifier import Verifier
-from acespec.compute import InlineRunner, StepRunner, ThreadRunner
+from acespec.cloud_verifier.tenants import Quota, Tenant
 from acespec.speculation import SamplingParams
 from acespec.wire import (
     AcceptanceMode,
@@ -27,10 +20,8 @@ from acespec.wire import (
     Commit,
     ErrorCode,
     Open,
-    Opened,
     RejectVerdict,
     Reset,
-    ResetReason,
     Resume,
     SessionError,
     SparseTarget,
@@ -44,70 +35,8 @@ from verifier_client import (
     decoded_text,
     open_request,
     refused,
-    serve_stream,
-    session,
 )
-
-VOCAB = 8
-TABLE = hashed_table(VOCAB, salt=2)
-UNKNOWN = ResetReason.UNKNOWN_SESSION
-
-
-class Edges:
-    """Edges of one verifier, each stream over a link of its own."""
-
-    def __init__(self, verifier: Verifier) -> None:
-        self.verifier = verifier
-        self.streams: list[asyncio.Task[None]] = []
-
-    def stream(self, request: Open, tenant: Tenant = ANONYMOUS) -> VerifierClient:
-        """A stream on which nothing was sent yet."""
-        edge, cloud = memory_link()
-        self.streams.append(asyncio.ensure_future(serve_stream(self.verifier, cloud, tenant)))
-        return VerifierClient(edge, request)
-
-    async def opened(self, request: Open, tenant: Tenant = ANONYMOUS) -> VerifierClient:
-        """A session that stands."""
-        client = self.stream(request, tenant)
-        await client.begin()
-        await client.receive_opened()
-        return client
-
-    async def resumed(
-        self, client: VerifierClient, epoch: int = 1, tenant: Tenant = ANONYMOUS
-    ) -> VerifierClient:
-        """Another stream of the client's session, which has sent ``Resume``; the old one is as it was."""
-        assert client.opened is not None
-        again = self.stream(client.request, tenant)
-        again.committed, again.seq = list(client.committed), client.seq
-        await again.send(Resume(client.opened.session_id, epoch, len(client.committed)))
-        return again
-
-
-@contextlib.asynccontextmanager
-async def edges_of(
-    engine: TableTargetEngine, limits: Limits | None = None, runner: StepRunner | None = None
-) -> AsyncIterator[Edges]:
-    """A verifier whose edges are gone when the block is left; everything must then be free."""
-    edges = Edges(Verifier(engine, runner or InlineRunner(), limits))
-    try:
-        yield edges
-    finally:
-        await edges.verifier.drain(0.0)
-        await asyncio.gather(*edges.streams)
-        assert edges.verifier.num_streams == edges.verifier.num_sessions == 0
-        assert engine.sequences == {}
-        assert engine.kv_tokens_used == 0
-
-
-def table_engine(kv_tokens: int = 2**62) -> TableTargetEngine:
-    return TableTargetEngine(TABLE, VOCAB, kv_tokens=kv_tokens)
-
-
-async def lose(client: VerifierClient) -> None:
-    """The stream ends without a ``Close``."""
-    await client.link.close()
-
+from verifier_edges import UNKNOWN, Edges, GatedEngine, edges_of, lose, table_engine, under_way
 
 # --- resuming -------------------------------------------------------------------------------------------
 
@@ -141,37 +70,6 @@ async def test_a_session_goes_on_over_the_next_stream() -> None:
         await client.decode(client.remaining)
         assert client.committed == expected
         assert engine.num_opened == 2, "one for the reference; the keys and values were kept"
-
-
-class GatedEngine(TableTargetEngine):
-    """A target whose checks wait in their thread until they are let go."""
-
-    def __init__(self) -> None:
-        super().__init__(TABLE, VOCAB)
-        self.gate = threading.Event()
-        self.on_entry: Callable[[], None] = lambda: None
-
-    def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
-        if any(feed.num_logits for feed in feeds):
-            self.on_entry()
-            assert self.gate.wait(30.0)
-        return super().step(feeds)
-
-
-@contextlib.asynccontextmanager
-async def under_way(
-    engine: GatedEngine, limits: Limits | None = None
-) -> AsyncIterator[tuple[Edges, VerifierClient]]:
-    """A session whose first round is being computed."""
-    loop, entered, runner = asyncio.get_running_loop(), asyncio.Event(), ThreadRunner("test")
-    engine.on_entry = lambda: loop.call_soon_threadsafe(entered.set)
-    async with edges_of(engine, limits, runner) as edges:
-        client = await edges.opened(open_request(engine, [1]))
-        await client.send(client.next_round([1, 2]))
-        await entered.wait()
-        yield edges, client
-        engine.gate.set()
-    runner.close()
 
 
 async def test_a_round_under_way_when_its_stream_is_lost_is_computed_once() -> None:
@@ -535,110 +433,3 @@ def test_an_edge_that_reads_nothing_is_ended() -> None:
             assert engine.num_forwards == 1, "nothing is computed for an edge that does not read"
 
     run_virtual(main())
-
-
-# --- ends -----------------------------------------------------------------------------------------------
-
-
-async def test_a_drain_answers_what_is_under_way_and_sends_everyone_away() -> None:
-    engine = GatedEngine()
-    async with under_way(engine) as (edges, busy):
-        idle = await edges.opened(open_request(engine, [2]))
-        draining = asyncio.ensure_future(edges.verifier.drain(30.0))
-        assert await idle.receive() == Reset(0, ResetReason.SHUTTING_DOWN)
-        late = edges.stream(open_request(engine, [3]))
-        await late.begin()
-        assert await late.receive() == Reset(0, ResetReason.SHUTTING_DOWN)
-        engine.gate.set()
-        await busy.receive()
-        assert await busy.receive() == Reset(0, ResetReason.SHUTTING_DOWN)
-        await draining
-
-
-async def test_a_forward_that_runs_when_its_session_ends_is_waited_for() -> None:
-    engine = GatedEngine()
-    async with under_way(engine, Limits(resume_ttl_s=0.0)) as (edges, client):
-        await lose(client)
-        draining = asyncio.ensure_future(edges.verifier.drain(0.0))
-        await asyncio.sleep(0.01)
-        assert len(engine.sequences) == 1
-        assert not draining.done()
-        engine.gate.set()
-        await draining
-        assert engine.sequences == {}
-
-
-async def test_an_edge_that_leaves_stops_the_decoding() -> None:
-    """After the forward under way: a thread cannot be stopped."""
-    engine, runner = GatedEngine(), ThreadRunner("test")
-    loop, entered = asyncio.get_running_loop(), asyncio.Event()
-    engine.on_entry = lambda: loop.call_soon_threadsafe(entered.set)
-    async with session(engine, open_request(engine, [1], token_limit=1000), runner) as client:
-        await client.send(client.next_decode(900))
-        await entered.wait()
-        await client.link.close()
-        engine.gate.set()
-    assert engine.num_forwards == 1
-    runner.close()
-
-
-async def test_a_close_stops_the_decoding() -> None:
-    engine = table_engine()
-    async with session(engine, open_request(engine, [1], token_limit=1000)) as client:
-        await client.send(client.next_decode(900))
-        await client.send(Close())
-        with pytest.raises(SessionError, match="ended the session"):
-            await all_answers(client)
-    assert 1 <= engine.num_forwards < 10
-
-
-class FailingEngine(TableTargetEngine):
-    """A target that fails on one token."""
-
-    def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
-        if any(feed.num_logits and 7 in feed.tokens for feed in feeds):
-            raise RuntimeError("out of memory at address 0xdeadbeef")
-        return super().step(feeds)
-
-
-async def test_a_failure_ends_its_own_session_and_tells_the_edge_no_detail(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    engine = FailingEngine(hashed_table(7, salt=2), 8)  # token 7 is known and never drawn
-    request = open_request(engine, [1, 2])
-    expected = await decoded_text(engine, request)
-    async with edges_of(engine) as edges:
-        healthy = await edges.opened(request)
-        await healthy.decode(3)
-        broken = await edges.opened(open_request(engine, [7]))
-        error = await refused(broken, "the verifier failed", broken.next_round([]))
-        assert error.code is ErrorCode.INTERNAL
-        assert "deadbeef" not in error.message
-        reference = error.message.partition("under ")[2].partition(";")[0]
-        assert f"session {reference} failed" in caplog.text
-        assert "deadbeef" in caplog.text
-        assert broken.opened is not None
-        assert broken.opened.session_id.hex() not in caplog.text, "whoever has the id can resume the session"
-        await healthy.decode(healthy.remaining)
-        assert healthy.committed == expected
-        again = await edges.resumed(broken)
-        assert await again.receive() == Reset(1, UNKNOWN)
-
-
-async def test_an_open_that_is_refused_leaves_nothing() -> None:
-    engine = table_engine()
-    async with edges_of(engine) as edges:
-        client = edges.stream(open_request(engine, [1], vocabulary_hash=""))
-        await refused(client, "vocabulary", client.request)
-    assert engine.num_opened == 0
-
-
-async def test_padded_streams() -> None:
-    engine = table_engine()
-    async with edges_of(engine, Limits(pad_sizes=True)) as edges:
-        client = await edges.opened(open_request(engine, [1, 2]))
-        assert isinstance(client.opened, Opened)
-        assert client.opened.pad_sizes
-        before = client.link.traffic.down
-        await client.round([3, 4])
-        assert client.link.traffic.down - before == 64
