@@ -21,6 +21,7 @@ from acespec.cloud_verifier.acceptance import Decision, describe_target
 from acespec.cloud_verifier.batcher import Timed
 from acespec.cloud_verifier.committed import CommittedText
 from acespec.cloud_verifier.observer import RoundReport
+from acespec.cloud_verifier.pacing import look_at
 from acespec.cloud_verifier.seats import NoRoomError, Seat
 from acespec.cloud_verifier.services import BusyError, Services
 from acespec.cloud_verifier.steps import Steps
@@ -299,15 +300,19 @@ class Session:
 
     async def _own(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work``, for which the seat is held, to its end even if whoever waits is cancelled."""
-        task = asyncio.ensure_future(work)
+        task = asyncio.ensure_future(self._holding(work))
+        task.add_done_callback(look_at)
         self._work = task
-        task.add_done_callback(self._work_done)
         return await asyncio.shield(task)
 
-    def _work_done(self, task: asyncio.Task[Any]) -> None:
-        self._rest()
-        if not task.cancelled() and task.exception() is None:
-            self._work = None
+    async def _holding(self, work: Coroutine[Any, Any, T]) -> T:
+        """``work``, which lets go of the seat before anybody can see that it is over."""
+        try:
+            result = await work
+        finally:
+            self._rest()
+        self._work = None  # one that failed stays: nothing can go on from there
+        return result
 
     async def _finish_work(self) -> None:
         """Wait for the work under way for another stream; raises if it failed, then and ever after."""

@@ -42,6 +42,8 @@ from acespec.wire.errors import malformed
 logger = logging.getLogger(__name__)
 
 SESSION_ID_BYTES = 16
+GOODBYE_S = 1.0
+"""How long a last ``Reset`` may wait for room in its stream."""
 MOST_DROPPED = 1
 """Messages that may follow an ``Open`` or ``Resume`` that led to no session: the edge does not wait."""
 
@@ -100,6 +102,9 @@ class Verifier:
         Raises ``SessionError`` with what the edge is to be told; a failure of the verifier itself is INTERNAL
         and says only where the log has the details. A session whose stream breaks off stays to be resumed.
         """
+        if self._draining:  # not among those that are waited for: others may come for as long as they like
+            self._services.observer.refused(ErrorCode.UNAVAILABLE.value)
+            raise shutting_down()
         stream = Stream(link, tenant, pad_sizes=self.limits.pad_sizes)
         self._streams.add(stream)
         self._no_stream.clear()
@@ -153,7 +158,7 @@ class Verifier:
         inbox = stream.read_ahead(session)
         try:
             await stream.send(session.codec.encode_cloud(self._opened(session)))
-            await session.prefill(lambda: not stream.closed and stream.error is None)
+            await session.prefill(lambda: not stream.closed and not stream.over.is_set())
             while not self._draining:
                 stream.wait_for(Waiting.EDGE)
                 received = await inbox.next()
@@ -269,8 +274,8 @@ class Verifier:
         if self._draining and error.code is ErrorCode.UNAVAILABLE and stream.session is not None:
             stream.wait_for(Waiting.READER)
             reset = Reset(stream.session.epoch, ResetReason.SHUTTING_DOWN)
-            with contextlib.suppress(SessionError):
-                await stream.send(encode_reset(reset))
+            with contextlib.suppress(SessionError, asyncio.TimeoutError):
+                await asyncio.wait_for(stream.send(encode_reset(reset)), GOODBYE_S)
 
     def _end_broken(self, stream: Stream, error: SessionError) -> None:
         """Count a refusal, and end the session unless it can be gone on with over another stream."""

@@ -1,9 +1,10 @@
-"""Sessions that outlive their streams: resumed, taken over, put off, evicted, expired, drained, freed."""
+"""Sessions that outlive their streams: resumed, taken over, put off, evicted, displaced, expired."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from acespec.bench.virtual_clock import run_virtual
 from acespec.cloud_verifier.limits import Limits
 from acespec.cloud_verifier.tenants import Quota, Tenant
+from acespec.compute import InlineRunner, T
 from acespec.speculation import SamplingParams
 from acespec.wire import (
     AcceptanceMode,
@@ -120,6 +122,37 @@ async def test_a_stream_that_breaks_while_it_takes_over_leaves_the_session_to_th
         await last.receive_opened()
         await last.receive()
         assert engine.num_forwards == 1
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_a_stream_resumes_in_the_very_turn_in_which_the_forward_ends(turns: int) -> None:
+    """So many turns of the loop before it and after it."""
+
+    class Held(InlineRunner):
+        def __init__(self) -> None:
+            self.free = asyncio.Event()
+
+        async def run(self, step: Callable[[], T], latency_ms: float = 0.0) -> T:
+            result = await super().run(step, latency_ms)
+            await self.free.wait()
+            return result
+
+    async def main() -> None:
+        engine, runner = table_engine(), Held()
+        async with edges_of(engine, runner=runner) as edges:
+            client = await edges.opened(open_request(engine, [1]))
+            await client.send(client.next_round([1, 2]))
+            await asyncio.sleep(1.0)
+            runner.free.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            again = await edges.resumed(client)
+            await again.send(again.next_round([1, 2]))
+            await again.receive_opened()
+            await again.receive()
+            assert engine.num_forwards == 1
+
+    run_virtual(main())
 
 
 async def test_a_stale_stream_cannot_take_the_session_back() -> None:
