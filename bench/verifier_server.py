@@ -31,12 +31,8 @@ def load_engine(model: str | None, threads: int | None) -> TargetEngine:
 
 async def serve(engine: TargetEngine, limits: Limits) -> None:
     """Serve until SIGTERM."""
-    from acespec.cloud_verifier.server import (
-        ServerOptions,
-        VerifierServer,
-        serve_until_signal,
-        settle_memory,
-    )
+    from acespec.cloud_verifier.server import VerifierServer, serve_until_signal, settle_memory
+    from acespec.cloud_verifier.server_options import ServerOptions
     from acespec.cloud_verifier.verifier import Verifier
 
     runner = ThreadRunner("target")
@@ -44,7 +40,9 @@ async def serve(engine: TargetEngine, limits: Limits) -> None:
     try:
         settle_memory()
         server = VerifierServer(Verifier(engine, runner, limits), options)
-        await serve_until_signal(server, options.grace_s, lambda address: click.echo(f"ready on {address}"))
+        await serve_until_signal(
+            server, options.drain_timeout_s, lambda address: click.echo(f"ready on {address}")
+        )
     finally:
         runner.close()
 

@@ -116,7 +116,7 @@ async def run_server(engine: TargetEngine, settings: ServeSettings, security: Se
             server = VerifierServer(verifier, settings.server, security, observer)
             await serve_until_signal(
                 server,
-                settings.server.grace_s,
+                settings.server.drain_timeout_s,
                 lambda address: click.echo(f"acespec serve: ready on {address} ({', '.join(facts)})"),
             )
     finally:

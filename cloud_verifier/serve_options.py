@@ -192,7 +192,7 @@ operations = OptionGroup("Operations")
 operations.add(
     "--drain-timeout",
     "On SIGTERM, how long requests under way may take.",
-    default=DEFAULTS["grace_s"],
+    default=DEFAULTS["drain_timeout_s"],
     **SECONDS_OR_NONE,
 )
 operations.add(

@@ -49,8 +49,7 @@ def serve_settings(values: Mapping[str, Any]) -> ServeSettings:
     try:
         limits = filled(Limits, values)
         max_streams = values["max_streams"] or limits.max_sessions + max(1, limits.max_sessions // 4)
-        network = {**values, "max_streams": max_streams, "grace": values["drain_timeout"]}
-        server = filled(ServerOptions, network)
+        server = filled(ServerOptions, {**values, "max_streams": max_streams})
     except ValueError as error:
         raise AcespecError(str(error)) from error
     if values["tp"] > 1 and values["device_map"] is not None:

@@ -21,10 +21,7 @@ from acespec.cloud_verifier.authentication import AnyoneAuthenticator
 from acespec.cloud_verifier.gate import Gate
 from acespec.cloud_verifier.observer import Observer
 from acespec.cloud_verifier.security import Security
-from acespec.cloud_verifier.server_options import (
-    ServerOptions as ServerOptions,  # what this server is made with
-)
-from acespec.cloud_verifier.server_options import channel_options
+from acespec.cloud_verifier.server_options import ServerOptions, channel_options
 from acespec.cloud_verifier.service import SERVICE_NAME, VerifierService
 from acespec.cloud_verifier.verifier import Verifier
 from acespec.wire.verifier_pb2_grpc import add_VerifierServicer_to_server
@@ -74,13 +71,14 @@ class VerifierServer:
         await self._health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
         return authority(host, bound)
 
-    async def stop(self, grace_s: float) -> None:
-        """Report NOT_SERVING, answer what is under way for up to ``grace_s`` seconds, and free everything.
+    async def stop(self, drain_timeout_s: float) -> None:
+        """Report NOT_SERVING, answer what is under way, and free everything.
 
-        Edges are told to connect elsewhere, or here again later.
+        What is not answered within ``drain_timeout_s`` seconds is ended all the same. Edges are told to connect
+        elsewhere, or here again later.
         """
         await self._health.enter_graceful_shutdown()
-        await self._verifier.drain(grace_s)
+        await self._verifier.drain(drain_timeout_s)
         await self._server.stop(GOODBYE_S)
 
 
@@ -95,15 +93,17 @@ def settle_memory() -> None:
     gc.set_threshold(20_000, 50, 50)
 
 
-async def serve_until_signal(server: VerifierServer, grace_s: float, on_ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; a second one cuts the grace short. ``on_ready`` is told the address."""
+async def serve_until_signal(
+    server: VerifierServer, drain_timeout_s: float, on_ready: Callable[[str], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT; a second one cuts draining short. ``on_ready`` is told the address."""
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     on_ready(await server.start())
     logger.info("stopping on %s", (await signals.get()).name)
-    stopping = asyncio.ensure_future(server.stop(grace_s))
+    stopping = asyncio.ensure_future(server.stop(drain_timeout_s))
     impatient = asyncio.ensure_future(signals.get())
     await asyncio.wait([stopping, impatient], return_when=asyncio.FIRST_COMPLETED)
     impatient.cancel()

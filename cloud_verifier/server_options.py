@@ -31,7 +31,7 @@ class ServerOptions:
     """Ping after so long a silence: NAT tables forget silent connections after a few minutes."""
     keepalive_timeout_s: float = 20.0
     """How long a ping may go unanswered; then the connection is lost."""
-    grace_s: float = 5.0
+    drain_timeout_s: float = 5.0
     """How long requests under way may take when the server is told to stop."""
 
     def __post_init__(self) -> None:
@@ -43,8 +43,8 @@ class ServerOptions:
         for name in ("connection_idle_s", "handshake_timeout_s", "keepalive_s", "keepalive_timeout_s"):
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        if not self.grace_s >= 0.0:
-            raise ValueError(f"grace_s must be at least 0, not {self.grace_s}")
+        if not self.drain_timeout_s >= 0.0:
+            raise ValueError(f"drain_timeout_s must be at least 0, not {self.drain_timeout_s}")
 
 
 def channel_options(options: ServerOptions, max_context: int) -> list[tuple[str, int]]:

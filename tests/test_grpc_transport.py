@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from acespec.cloud_verifier.server import ServerOptions, VerifierServer
+from acespec.cloud_verifier.server import VerifierServer
+from acespec.cloud_verifier.server_options import ServerOptions
 from acespec.cloud_verifier.verifier import Verifier
 from acespec.compute import ThreadRunner
 from acespec.edge_runtime.generate import GenerationResult, generate

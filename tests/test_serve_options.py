@@ -25,8 +25,6 @@ from pki import LONG_AGO, now, write_pki
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "verifier.md"
 EXAMPLE = ROOT / "deploy" / "verifier.toml"
-RENAMED = {"grace_s": "drain_timeout"}
-"""Fields that their options call otherwise."""
 
 
 def settings_of(*arguments: str) -> ServeSettings:
@@ -44,7 +42,7 @@ def test_every_bound_is_an_option_with_its_default_and_reaches_its_field(kind: A
     part = {Limits: "limits", ServerOptions: "server"}[kind]
     assert getattr(settings_of(), part) == kind()
     for field in dataclasses.fields(kind):
-        key = RENAMED.get(field.name, field.name.removesuffix("_s"))
+        key = field.name.removesuffix("_s")
         name = "--" + key.replace("_", "-")
         value: Any = {"host": "::1", "pad_sizes": True, "max_chain": 62, "max_context": 99}.get(key)
         if value is None:

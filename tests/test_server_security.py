@@ -20,8 +20,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from acespec.cloud_verifier.observer import Observer
 from acespec.cloud_verifier.security import read_security
 from acespec.cloud_verifier.security_settings import SecuritySettings, TlsFiles
-from acespec.cloud_verifier.server import ServerOptions, VerifierServer
-from acespec.cloud_verifier.server_options import MAX_METADATA_BYTES
+from acespec.cloud_verifier.server import VerifierServer
+from acespec.cloud_verifier.server_options import MAX_METADATA_BYTES, ServerOptions
 from acespec.cloud_verifier.service import SERVICE_NAME
 from acespec.cloud_verifier.tenants_file import new_token, token_hash
 from acespec.cloud_verifier.verifier import Verifier

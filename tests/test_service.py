@@ -23,12 +23,8 @@ from acespec.cloud_verifier.authentication import Presented
 from acespec.cloud_verifier.engine import Feed, TargetEngine
 from acespec.cloud_verifier.limits import Limits
 from acespec.cloud_verifier.security import Security
-from acespec.cloud_verifier.server import (
-    ServerOptions,
-    VerifierServer,
-    serve_until_signal,
-)
-from acespec.cloud_verifier.server_options import channel_options
+from acespec.cloud_verifier.server import VerifierServer, serve_until_signal
+from acespec.cloud_verifier.server_options import ServerOptions, channel_options
 from acespec.cloud_verifier.service import SERVICE_NAME
 from acespec.cloud_verifier.tenants import Quota, Tenant
 from acespec.cloud_verifier.verifier import Verifier
@@ -331,7 +327,7 @@ async def test_a_stop_without_grace_ends_sessions_and_frees_them() -> None:
         assert target.sequences == {}
 
 
-async def test_a_signal_stops_the_server_and_a_second_one_cuts_the_grace_short() -> None:
+async def test_a_signal_stops_the_server_and_a_second_one_cuts_draining_short() -> None:
     target = AnnouncingEngine()
     entered, target.on_forward = event_of(asyncio.get_running_loop())
     runner = ThreadRunner("target")
@@ -386,7 +382,7 @@ async def test_ipv6_addresses_are_written_with_brackets() -> None:
         {"connection_idle_s": 0.0},
         {"handshake_timeout_s": -1.0},
         {"keepalive_s": float("nan")},
-        {"grace_s": -0.1},
+        {"drain_timeout_s": -0.1},
     ],
 )
 def test_options_out_of_range(changes: dict[str, float]) -> None:

@@ -27,7 +27,8 @@ from acespec.bench.verifier_zero_cost import (
 )
 from acespec.cloud_verifier.limits import Limits
 from acespec.cloud_verifier.observer import BatchReport, Observer
-from acespec.cloud_verifier.server import ServerOptions, VerifierServer
+from acespec.cloud_verifier.server import VerifierServer
+from acespec.cloud_verifier.server_options import ServerOptions
 from acespec.cloud_verifier.verifier import Verifier
 from acespec.compute import ThreadRunner
 from acespec.errors import AcespecError
