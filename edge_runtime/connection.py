@@ -101,6 +101,12 @@ class Connection:
         self._introduced_by: Open | Resume | None = None
         """The introduction that waits for its answer."""
         self._cause = SessionError(ErrorCode.UNAVAILABLE, "the verifier was not reached")
+        self.opening_ms: float | None = None
+        """How long the last introduction's answer took, which nothing is computed for. None before the first.
+
+        Too long by what it waited for ``receive`` to be called.
+        """
+        self._introduced_ms = 0.0
         self._asked_ms = 0.0
         self._busy_since_ms: float | None = None
 
@@ -196,7 +202,7 @@ class Connection:
     async def _introduce(self) -> None:
         """Say who we are, and what has no answer: together, which saves a round trip."""
         self._introduced_by = self._conversation.introduction(self._epoch)
-        self._asked_ms = now_ms()
+        self._introduced_ms = self._asked_ms = now_ms()
         try:
             await self._send(self._introduced_by)
             await self._send_outstanding()
@@ -253,6 +259,7 @@ class Connection:
         if opened.epoch != self._introduced_by.epoch:
             raise protocol_error(f"it opened epoch {opened.epoch} where {self._introduced_by.epoch} was due")
         self._introduced_by = None
+        self.opening_ms = now_ms() - self._introduced_ms
         self._pads = self._pads or opened.pad_sizes
         self._conversation.note_opened(opened)
 

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from acespec.edge_runtime.budget import StepPlan, fixed_budget, plan_budget, worth_a_step
+from acespec.edge_runtime.budget import StepPlan, fixed_budget, worth_a_step
 from acespec.edge_runtime.estimators import SmoothedTime, StepTimes
 from acespec.edge_runtime.outcome_estimates import OutcomeEstimates
 from acespec.edge_runtime.request import DraftSettings
+from acespec.edge_runtime.steady_plan import SteadyPlan
+from acespec.edge_runtime.time_model import RoundForecast, RoundSetting, best_forecast
 from acespec.wire import ServerTimes
 
 ProfileAt = Callable[[int], Mapping[int, float]]
 """Milliseconds a step takes by bucket, at a context length."""
 
+UNKNOWN_WINDOW_MS = 200.0
+"""What a round trip and its check are taken for before the first, where gamma is to be chosen."""
+
 
 class Controller:
-    """Keeps the estimates and chooses gamma, the number of branches, the bucket and the branches' depths."""
+    """Keeps the estimates and chooses gamma, the number of branches, the bucket and the branches' depths.
+
+    In residual mode gamma shapes rounds, so what it is chosen from matters (docs/exactness.md). Acceptance
+    and tails are learned from what verdicts made final; the rest is time: of the link, of the server, and of
+    an engine step at a width, none of which depends on which tokens were drawn.
+    """
 
     def __init__(self, settings: DraftSettings, profile_at: ProfileAt) -> None:
         self.settings = settings
@@ -23,13 +33,28 @@ class Controller:
         self.outcomes = OutcomeEstimates(settings.allocation, settings.initial_alpha, settings.initial_beta)
         self.round_trip = SmoothedTime()
         self.verify = SmoothedTime()
+        """Of a round, as the server tells it."""
+        self.decode_interval = SmoothedTime()
+        """From token to token, as they arrive while the cloud decodes by itself."""
+        self._decode_compute = SmoothedTime()
+        self._steady = SteadyPlan(settings.budget)
         self._profile_at = profile_at
         settings.check_buckets(sorted(self.step_times.current()))
 
     @property
+    def verify_ms(self) -> float:
+        """T_verify: of rounds, or before the first as long as the cloud takes for a token of its own."""
+        return self.verify.mean_ms if self.verify.known else self._decode_compute.mean_ms
+
+    @property
+    def cloud_ms(self) -> float:
+        """What a token takes if the cloud decodes by itself; until it has, what checking a chain takes."""
+        return self.decode_interval.mean_ms if self.decode_interval.known else self.verify_ms
+
+    @property
     def window_ms(self) -> float:
         """RTT + T_verify: what the edge may spend on the tree."""
-        return self.round_trip.mean_ms + self.verify.mean_ms
+        return self.round_trip.mean_ms + self.verify_ms
 
     @property
     def spread_ms(self) -> float:
@@ -37,14 +62,36 @@ class Controller:
         return self.round_trip.spread_ms + self.verify.spread_ms
 
     def plan(self, context: int) -> StepPlan:
-        """The plan for a round sent with ``context`` committed tokens. Unknown round trips count as long."""
-        self.step_times.update_profile(self._profile_at(context))
-        step_ms = self.step_times.current()
-        gamma = self.settings.gamma
-        if self.settings.budget is not None:
-            return fixed_budget(self.settings.budget, gamma, sorted(step_ms))
+        """The tree of a round sent with ``context`` committed tokens, and the length of the chain after it.
+
+        Unknown round trips count as long. In residual mode that length may not be chosen later, when tokens
+        of the chain are drawn.
+        """
+        settings = self.settings
+        if settings.gamma is None:
+            return self._steady.choose(self.setting(context)).plan
+        step_ms = self._step_ms(context)
+        if settings.budget is not None:
+            return fixed_budget(settings.budget, settings.gamma, sorted(step_ms))
         window_ms = self.window_ms if self.round_trip.known else float("inf")
-        return plan_budget(window_ms, gamma, step_ms)
+        return self._steady.choose_branches(window_ms, self.spread_ms, settings.gamma, step_ms)
+
+    def setting(self, context: int, errors: float = 0.0) -> RoundSetting:
+        """What the model of time needs, with alpha ``errors`` standard errors above its estimate."""
+        window_ms = self.window_ms if self.round_trip.known else UNKNOWN_WINDOW_MS
+        return RoundSetting(window_ms, self._step_ms(context), self.outcomes.odds(errors))
+
+    def forecast(self, context: int, errors: float) -> RoundForecast:
+        """What rounds would give at their best, with alpha ``errors`` standard errors above its estimate."""
+        settings, setting = self.settings, self.setting(context, errors)
+        if settings.gamma is None:
+            return best_forecast(setting, budget=settings.budget)
+        lengths = (settings.gamma,)
+        return best_forecast(setting, lengths, settings.budget, redrafts=lengths)
+
+    def _step_ms(self, context: int) -> Mapping[int, float]:
+        self.step_times.update_profile(self._profile_at(context))
+        return self.step_times.current()
 
     def worth_a_step(self, now_ms: float, sent_ms: float, bucket: int) -> bool:
         """Whether to begin a growth step now, for a round sent at ``sent_ms``."""
@@ -64,3 +111,17 @@ class Controller:
         self.round_trip.observe(round_trip_ms)
         self.verify.observe(verify_ms)
         return round_trip_ms
+
+    def observe_opening(self, answer_ms: float) -> None:
+        """The answer to ``Open``, sent before anything is computed, took so long.
+
+        It is a round trip, and the time the prompt took on the link: of use until a round is measured.
+        """
+        if not self.round_trip.known:
+            self.round_trip.observe(answer_ms)
+
+    def observe_commit(self, since_last_ms: float | None, num_tokens: int, compute_ms: float) -> None:
+        """The cloud's own ``num_tokens`` arrived ``since_last_ms`` after those before; None for the first."""
+        self._decode_compute.observe(compute_ms)
+        if since_last_ms is not None:
+            self.decode_interval.observe(since_last_ms / num_tokens)

@@ -59,10 +59,20 @@ class AcceptanceRate:
         self._accepted = self._accepted * keep + accepted
         self._tests = self._tests * keep + tests
 
+    def observe_chance(self, chance: float) -> None:
+        """One token that would have been accepted with probability ``chance``."""
+        self._accepted = self._accepted * self._keep + chance
+        self._tests = self._tests * self._keep + 1.0
+
     @property
     def value(self) -> float:
         """Strictly between 0 and 1."""
         return min(max(self._accepted / self._tests, 1e-3), 1.0 - 1e-3)
+
+    @property
+    def error(self) -> float:
+        """Standard error of ``value``, the prior counted among the tests."""
+        return math.sqrt(self.value * (1.0 - self.value) / self._tests)
 
 
 class AcceptanceByConfidence:

@@ -1,7 +1,7 @@
 """What rounds are expected to end in, learned from how they ended, and the branches that follow from it.
 
 In residual mode this must not look at draws it helps to decide about (docs/exactness.md): it is fed only with
-what a verdict made final, up to and including the first rejection, and decides about cached branches alone.
+what a verdict made final, up to and including the first rejection, or with tokens that the cloud decoded.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from acespec.edge_runtime.estimators import AcceptanceByConfidence, AcceptanceRate, TailExponent
+from acespec.edge_runtime.time_model import OutcomeOdds
 from acespec.speculation import Allocation, allocate, allocate_adaptive
 
 
@@ -29,6 +30,28 @@ class OutcomeEstimates:
     def horizon(self) -> int:
         """How many candidates a rank is looked for in."""
         return self.beta.horizon
+
+    def odds(self, errors: float = 0.0) -> OutcomeOdds:
+        """What the model of time needs, with alpha ``errors`` standard errors above its estimate."""
+        alpha = min(max(self.alpha.value + errors * self.alpha.error, 1e-3), 1.0 - 1e-3)
+        return OutcomeOdds(
+            alpha, self.beta.value, self._first_rejected.value, first_accepted=self._first_accepted.value
+        )
+
+    def observe_beside(
+        self, confidence: float, accepted: bool, rank: int, rank_of_others: int | None
+    ) -> None:
+        """The cloud decoded a token where one had been drafted, ``accepted`` if it is the same.
+
+        ``rank`` is that of the token among all candidates there, ``rank_of_others`` among those that are left
+        without the drafted one, None if it is that.
+        """
+        self.observe([confidence], int(accepted), rejected=not accepted, rank=rank_of_others)
+        self._first_accepted.observe(int(rank == 1), rejected=rank != 1)
+
+    def observe_chance(self, chance: float) -> None:
+        """The cloud decoded a token that, drafted, had been accepted with at least this probability."""
+        self.alpha.observe_chance(chance)
 
     def observe(self, confidences: Sequence[float], accepted: int, rejected: bool, rank: int | None) -> None:
         """A round ended with ``accepted`` tokens; ``confidences`` are those of the chain's tokens.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
+from acespec.edge_runtime.budget import StepPlan
 from acespec.edge_runtime.controller import Controller
 from acespec.edge_runtime.drafter import Chain, Drafter
 from acespec.edge_runtime.outcome_tree import OutcomeTree
@@ -46,10 +47,26 @@ class RoundsPolicy:
     def __init__(self, drafter: Drafter, controller: Controller) -> None:
         self._drafter = drafter
         self._controller = controller
+        self._wanted = 0
+        """Tokens the next chain is to have, limits apart."""
+        self.drafted = Chain()
+        """What is drafted behind the committed tokens when ``rounds`` returns."""
 
     async def run(self, session: EdgeSession) -> AsyncIterator[list[int]]:
-        drafted = Chain()
+        async for tokens in self.rounds(session, Chain(), lambda _ms, _tokens: True):
+            yield tokens
+
+    async def rounds(
+        self, session: EdgeSession, drafted: Chain, goes_on: Callable[[float, int], bool]
+    ) -> AsyncIterator[list[int]]:
+        """Run rounds, the first with ``drafted``, until the text ends or ``goes_on`` says no.
+
+        That is asked after each round, and told the milliseconds it took and the tokens it committed. If the
+        draft's context is full the cloud decodes what remains.
+        """
+        self._wanted = self._controller.plan(len(session.committed)).redraft
         while session.finished is None:
+            began_ms = now_ms()
             length = self._chain_length(session, len(drafted))
             if length is None:  # the draft's context is full: the target goes on alone
                 session.show_provisional([])
@@ -58,22 +75,27 @@ class RoundsPolicy:
                 return
             await self._drafter.draft(session.committed, drafted, length)
             drafted, tokens = await self._round(session, drafted, length)
+            stays = goes_on(now_ms() - began_ms, len(tokens))
+            self.drafted = drafted
             yield tokens
             if session.provisional:  # what of it was not committed is still so, or was ruled out
                 still = session.provisional[len(tokens) :]
                 session.show_provisional(still if drafted.tokens[: len(still)] == still else [])
+            if not stays:
+                return
 
     def _chain_length(self, session: EdgeSession, num_drafted: int) -> int | None:
         """How many tokens the next chain has; None if the draft model can take no more context.
 
-        In residual mode it depends on lengths alone, never on drawn tokens (docs/exactness.md), and not on
-        what an outage left behind either, so that the text does not. In coupled mode nothing can change the
-        text: ``num_drafted`` tokens that wait already are sent all at once.
+        In residual mode it depends on no drawn token that the chain may hold (docs/exactness.md), and not on
+        what an outage left behind either, so that the text does not. Whether the last outcome was in the tree
+        is settled by tokens before the chain. In coupled mode nothing can change the text: ``num_drafted``
+        tokens that wait already are sent all at once.
         """
         room = self._drafter.max_chain(len(session.committed))
         if room < 1:
             return None
-        longest = self._controller.settings.gamma
+        longest = self._wanted
         if session.request.mode is AcceptanceMode.COUPLED:
             longest = max(longest, num_drafted)
         return min(longest, session.max_chain, session.remaining - 1, room)
@@ -85,10 +107,10 @@ class RoundsPolicy:
         """
         controller = self._controller
         chain = Chain(drafted.drafted[:length])
-        plan = controller.plan(len(session.committed))
-        session.statistics.budgets.append(plan.budget)
         await session.send_round(chain)
         sent_ms = now_ms()
+        plan = controller.plan(len(session.committed))
+        session.statistics.budgets.append(plan.budget)
         growth: OutcomeTree | ProvisionalLine
         if len(drafted) > len(chain):
             growth = ProvisionalLine(self._drafter, session.committed, chain, drafted.drafted)
@@ -99,7 +121,7 @@ class RoundsPolicy:
         arrival, growth = await self._grow_until_verdict(session, growth, chain, sent_ms, plan.bucket)
         resolution = await resolve(session, chain, arrival.verdict)
         self._observe(session, growth, chain, arrival, resolution, sent_ms)
-        return self._go_on(session, growth, chain, resolution)
+        return self._go_on(session, growth, chain, resolution, plan)
 
     async def _grow_until_verdict(
         self,
@@ -197,6 +219,7 @@ class RoundsPolicy:
         growth: OutcomeTree | ProvisionalLine,
         chain: Chain,
         resolution: Resolution,
+        plan: StepPlan,
     ) -> tuple[Chain, list[int]]:
         """Take what was drafted for this outcome (a hit) or begin anew from the truth (a miss); commit."""
         tokens = chain.tokens[: resolution.accepted]
@@ -204,6 +227,8 @@ class RoundsPolicy:
             tokens.append(resolution.next_token)
         drafted = growth.settle(resolution.accepted, resolution.next_token)
         session.commit(tokens, resolution.resampled)
+        hit_in_residual = drafted is not None and session.request.mode is AcceptanceMode.RESIDUAL
+        self._wanted = plan.gamma if hit_in_residual else plan.redraft
         if session.finished is None and self._chain_length(session, 0) not in (None, 0):
             session.statistics.lookups += 1
             session.statistics.hits += int(drafted is not None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from acespec.edge_runtime.budget import fixed_budget
+from acespec.edge_runtime.time_model import GAMMAS
 from acespec.models import Pair
 from acespec.speculation import Allocation, SamplingParams
 from acespec.wire import MAX_CHAIN, POSITION_LIMIT, AcceptanceMode
@@ -55,8 +56,8 @@ class GenerationRequest:
 class DraftSettings:
     """How the edge speculates: none of it changes the text (coupled) or its distribution (residual)."""
 
-    gamma: int = 4
-    """Longest chain."""
+    gamma: int | None = 4
+    """Longest chain; None: chosen with the budget, by what the link and the models turn out to be."""
     budget: int | None = None
     """Tree nodes a step, gamma included; None follows the network (paper Eq. 5)."""
     allocation: Allocation = Allocation.GEOMETRIC
@@ -66,11 +67,12 @@ class DraftSettings:
     """Exponent of the candidate tail assumed before any rejection was seen."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.gamma <= MAX_CHAIN:
+        if self.gamma is not None and not 1 <= self.gamma <= MAX_CHAIN:
             raise ValueError(f"gamma must be between 1 and {MAX_CHAIN}, not {self.gamma}")
-        if self.budget is not None and self.budget < self.gamma:
+        least = 1 if self.gamma is None else self.gamma
+        if self.budget is not None and self.budget < least:
             raise ValueError(
-                f"budget counts the chain too: it must be at least gamma ({self.gamma}), not {self.budget}"
+                f"budget counts the chain too: it must be at least gamma ({least}), not {self.budget}"
             )
 
     @classmethod
@@ -86,4 +88,4 @@ class DraftSettings:
     def check_buckets(self, buckets: Sequence[int]) -> None:
         """``ValueError`` if the budget needs a step wider than all ``buckets`` (ascending)."""
         if self.budget is not None:
-            fixed_budget(self.budget, self.gamma, buckets)
+            fixed_budget(self.budget, self.gamma or min(self.budget, GAMMAS[-1]), buckets)

@@ -95,7 +95,7 @@ def forecast(setting: RoundSetting, plan: StepPlan) -> RoundForecast:
 
 def best_forecast(
     setting: RoundSetting,
-    gammas: Sequence[int] = GAMMAS,
+    gammas: Sequence[int] | None = None,
     budget: int | None = None,
     redrafts: Sequence[int] | None = None,
 ) -> RoundForecast:
@@ -103,9 +103,12 @@ def best_forecast(
 
     ``budget`` fixes gamma plus the branches; None lets branches fill a bucket. The paper's B*(t) (Eq. 5) is
     the widest tree that is complete in the window; here a narrower chain or a tree that is not complete may
-    win. ``redrafts`` are the lengths considered after a miss (None: ``gammas``).
+    win. ``gammas`` are the lengths considered (None: `GAMMAS`, or for a budget all up to the last of them),
+    ``redrafts`` those after a miss (None: the same).
     """
     buckets = sorted(setting.step_ms)
+    if gammas is None:
+        gammas = GAMMAS if budget is None else range(1, GAMMAS[-1] + 1)
     lengths = np.array(gammas if redrafts is None else redrafts)
     if budget is None:
         candidates = [_forecasts(setting, np.array(gammas), lengths, b, b).best() for b in buckets]

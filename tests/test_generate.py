@@ -71,7 +71,7 @@ def run(
     end_token_ids=st.sampled_from([(), (0,), (3, 8)]),
     params=PARAMS,
     seed=st.integers(0, 2**64 - 1),
-    gamma=st.integers(1, 6),
+    gamma=st.none() | st.integers(1, 6),
     branches=st.none() | st.integers(0, 12),
     allocation=st.sampled_from(Allocation),
     closeness=st.sampled_from([0.0, 0.5, 0.8, 1.0]),
@@ -85,7 +85,7 @@ def test_coupled_text_equals_cloud_only_text(
     end_token_ids: tuple[int, ...],
     params: SamplingParams,
     seed: int,
-    gamma: int,
+    gamma: int | None,
     branches: int | None,
     allocation: Allocation,
     closeness: float,
@@ -94,7 +94,7 @@ def test_coupled_text_equals_cloud_only_text(
     top_k: int | None,
 ) -> None:
     request = request_for(prompt, max_new_tokens, end_token_ids=end_token_ids, sampling=params, seed=seed)
-    budget = None if branches is None else gamma + branches
+    budget = None if branches is None else (gamma or 1) + branches
     speculated = run(
         request,
         draft_engine(closeness, draft_context, top_k),
