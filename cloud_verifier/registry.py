@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from acespec.cloud_verifier.busy import BusyError
 from acespec.cloud_verifier.limits import Limits
-from acespec.cloud_verifier.services import BusyError
 from acespec.cloud_verifier.session import Session
 from acespec.cloud_verifier.tenants import QuotaError, Tenant, TenantLedger
 

@@ -74,8 +74,8 @@ class VerifierServer:
     async def stop(self, drain_timeout_s: float) -> None:
         """Report NOT_SERVING, answer what is under way, and free everything.
 
-        What is not answered within ``drain_timeout_s`` seconds is ended all the same. Edges are told to connect
-        elsewhere, or here again later.
+        What is not answered within ``drain_timeout_s`` seconds is ended all the same. Edges are told to
+        connect elsewhere, or here again later.
         """
         await self._health.enter_graceful_shutdown()
         await self._verifier.drain(drain_timeout_s)

@@ -19,11 +19,12 @@ from typing import Any, Protocol, TypeVar
 
 from acespec.cloud_verifier.acceptance import Decision, describe_target
 from acespec.cloud_verifier.batcher import Timed
+from acespec.cloud_verifier.busy import BusyError
 from acespec.cloud_verifier.committed import CommittedText
 from acespec.cloud_verifier.observer import RoundReport
 from acespec.cloud_verifier.pacing import look_at
 from acespec.cloud_verifier.seats import NoRoomError, Seat
-from acespec.cloud_verifier.services import BusyError, Services
+from acespec.cloud_verifier.shared import Shared
 from acespec.cloud_verifier.steps import Steps
 from acespec.cloud_verifier.tenants import Tenant
 from acespec.speculation import Weighted
@@ -86,7 +87,7 @@ class Session:
     """
 
     def __init__(
-        self, session_id: bytes, tenant: Tenant, request: Open, services: Services, max_context: int
+        self, session_id: bytes, tenant: Tenant, request: Open, shared: Shared, max_context: int
     ) -> None:
         """``max_context`` bounds the positions, whatever the request asks for."""
         self.id = session_id
@@ -97,10 +98,10 @@ class Session:
         self.codec = Codec(request.vocab_size, request.mode)
         self.seat = Seat(min(request.token_limit, max_context), tenant.name)
         self._request = replace(request, committed=())  # they are in the text
-        self._services = services
+        self._shared = shared
         self._token_bits = token_bits(request.vocab_size)
         self._text = CommittedText(request, max_context)
-        self._steps = Steps(request, self._text, self.seat, services.batcher, services.engine)
+        self._steps = Steps(request, self._text, self.seat, shared.batcher, shared.engine)
         self._rejection: Rejection | None = None
         self._next_seq = 0
         self._last: Round | Decode | None = None
@@ -111,7 +112,7 @@ class Session:
     @property
     def kv_bytes(self) -> int:
         """Bytes of keys and values it may come to take."""
-        return self.seat.max_tokens * self._services.engine.info.kv_bytes_per_token
+        return self.seat.max_tokens * self._shared.engine.info.kv_bytes_per_token
 
     @property
     def max_committed(self) -> int:
@@ -132,7 +133,7 @@ class Session:
 
     async def end(self) -> None:
         """Free all it holds; work under way fails for whoever waits for it."""
-        await self._services.seats.leave(self.seat)
+        await self._shared.seats.leave(self.seat)
         if self._work is not None:
             await asyncio.wait([self._work])
 
@@ -188,7 +189,7 @@ class Session:
         """Check the chain, commit what stands and keep the verdict."""
         # The target's context or the server's limit may end a chain early; the edge cannot know while its
         # first round travels with Open. The cut looks at positions alone, so it biases nothing.
-        chain = request.chain[: min(self._text.remaining - 1, self._services.limits.max_chain)]
+        chain = request.chain[: min(self._text.remaining - 1, self._shared.limits.max_chain)]
         decision, times = await self._check(chain, request.weights[: len(chain)], arrived)
         self._text.append(chain[: decision.accepted])
         verdict: TokenVerdict | EndVerdict | RejectVerdict
@@ -242,7 +243,7 @@ class Session:
         return timed.result, ServerTimes(queue_ms, compute_ms=1000.0 * (timed.ended - timed.started))
 
     def _report(self, timed: Timed[Decision], drafted: int, arrived: float) -> None:
-        self._services.observer.round(
+        self._shared.observer.round(
             RoundReport(
                 session=self.label,
                 tenant=self.tenant.name,
@@ -320,7 +321,7 @@ class Session:
             await asyncio.shield(self._work)
 
     def _rest(self) -> None:
-        self._services.seats.rest(self.seat, asyncio.get_running_loop().time())
+        self._shared.seats.rest(self.seat, asyncio.get_running_loop().time())
 
     async def _take_seat(self, num_tokens: int) -> None:
         """Get hold of the seat, and of ``num_tokens`` of the tenant's rate. Raises ``BusyError``."""
@@ -331,12 +332,12 @@ class Session:
     async def _seat_wait_s(self, num_tokens: int) -> float:
         """Get hold of the seat and of the rate, which is 0.0, or of neither: the seconds to wait."""
         now = asyncio.get_running_loop().time()
-        services = self._services
+        shared = self._shared
         try:
-            await services.seats.take(self.seat, now)
+            await shared.seats.take(self.seat, now)
         except NoRoomError:
-            return services.limits.busy_retry_ms / 1000.0
-        wait_s = services.ledger.take(self.tenant, num_tokens, now)
+            return shared.limits.busy_retry_ms / 1000.0
+        wait_s = shared.ledger.take(self.tenant, num_tokens, now)
         if wait_s > 0.0:
             self._rest()
         return wait_s

@@ -11,13 +11,14 @@ from typing import Any
 
 from acespec.cloud_verifier.admission import check_open
 from acespec.cloud_verifier.batcher import Batcher, StepAbandonedError, no_latency
+from acespec.cloud_verifier.busy import BusyError
 from acespec.cloud_verifier.engine import TargetEngine
 from acespec.cloud_verifier.limits import Limits
 from acespec.cloud_verifier.observer import CloseReason, Observer
 from acespec.cloud_verifier.registry import Registry
 from acespec.cloud_verifier.seats import Seats
-from acespec.cloud_verifier.services import BusyError, Services
 from acespec.cloud_verifier.session import Session
+from acespec.cloud_verifier.shared import Shared
 from acespec.cloud_verifier.stream import Stream, Waiting, overdue, sweep_interval_s
 from acespec.cloud_verifier.tenants import ANONYMOUS, Tenant, TenantLedger
 from acespec.compute import StepRunner
@@ -71,8 +72,8 @@ class Verifier:
         """Positions a session may use."""
         batcher = Batcher(engine, runner, limits, observer, latency_ms)
         seats = Seats(batcher, limits.evict_after_s, observer)
-        self._services = Services(engine, batcher, seats, TenantLedger(), limits, observer)
-        self._registry = Registry(limits, self._services.ledger)
+        self._shared = Shared(engine, batcher, seats, TenantLedger(), limits, observer)
+        self._registry = Registry(limits, self._shared.ledger)
         self._streams: set[Stream] = set()
         self._streams_of: dict[Session, Stream] = {}
         self._sweeper: asyncio.Task[None] | None = None
@@ -103,7 +104,7 @@ class Verifier:
         and says only where the log has the details. A session whose stream breaks off stays to be resumed.
         """
         if self._draining:  # not among those that are waited for: others may come for as long as they like
-            self._services.observer.refused(ErrorCode.UNAVAILABLE.value)
+            self._shared.observer.refused(ErrorCode.UNAVAILABLE.value)
             raise shutting_down()
         stream = Stream(link, tenant, pad_sizes=self.limits.pad_sizes)
         self._streams.add(stream)
@@ -129,17 +130,17 @@ class Verifier:
         finally:
             self._leave(stream)
 
-    async def drain(self, grace_s: float) -> None:
+    async def drain(self, timeout_s: float) -> None:
         """Take nothing new, let requests under way be answered, send ``Reset`` to everyone, free everything.
 
-        What is not answered within ``grace_s`` seconds is ended all the same.
+        What is not answered within ``timeout_s`` seconds is ended all the same.
         """
         self._draining = True
         for stream in list(self._streams):
             if stream.waiting is Waiting.EDGE:
                 stream.end(shutting_down())
-        if self._streams and grace_s > 0.0:
-            await asyncio.wait([asyncio.ensure_future(self._no_stream.wait())], timeout=grace_s)
+        if self._streams and timeout_s > 0.0:
+            await asyncio.wait([asyncio.ensure_future(self._no_stream.wait())], timeout=timeout_s)
         for stream in list(self._streams):
             stream.end(shutting_down())
         await self._no_stream.wait()
@@ -147,7 +148,7 @@ class Verifier:
             self._end(session, "drained")
         while self._endings:
             await asyncio.wait(self._endings)
-        await self._services.batcher.stop()
+        await self._shared.batcher.stop()
         if self._sweeper is not None:
             self._sweeper.cancel()
 
@@ -212,9 +213,9 @@ class Verifier:
 
     async def _open(self, request: Open, stream: Stream) -> Session:
         """Admit a new session. Raises ``SessionError`` or ``BusyError``."""
-        check_open(request, self._services.engine.info, self.max_context)
+        check_open(request, self._shared.engine.info, self.max_context)
         session = Session(
-            secrets.token_bytes(SESSION_ID_BYTES), stream.tenant, request, self._services, self.max_context
+            secrets.token_bytes(SESSION_ID_BYTES), stream.tenant, request, self._shared, self.max_context
         )
         while (victim := self._registry.victim(session)) is not None:
             self._end(victim, "displaced")
@@ -225,7 +226,7 @@ class Verifier:
             self._registry.remove(session)
             self._track(session.end())
             raise
-        self._services.observer.opened(stream.tenant.name)
+        self._shared.observer.opened(stream.tenant.name)
         return session
 
     async def _resume(self, request: Resume, stream: Stream) -> Session | None:
@@ -246,13 +247,13 @@ class Verifier:
             if session.epoch != request.epoch:
                 raise taken_over()
         self._registry.unpark(session)
-        self._services.seats.unpark(session.seat)
+        self._shared.seats.unpark(session.seat)
         stream.committed = request.committed
-        self._services.observer.resumed(stream.tenant.name)
+        self._shared.observer.resumed(stream.tenant.name)
         return session
 
     def _opened(self, session: Session) -> Opened:
-        info, limits = self._services.engine.info, self.limits
+        info, limits = self._shared.engine.info, self.limits
         return Opened(
             session_id=session.id,
             epoch=session.epoch,
@@ -266,7 +267,7 @@ class Verifier:
         )
 
     async def _tell_busy(self, stream: Stream, busy: BusyError) -> None:
-        self._services.observer.busy(stream.tenant.name)
+        self._shared.observer.busy(stream.tenant.name)
         await stream.send(encode_busy(Busy(busy.retry_ms)))
 
     async def _say_goodbye(self, stream: Stream, error: SessionError) -> None:
@@ -279,7 +280,7 @@ class Verifier:
 
     def _end_broken(self, stream: Stream, error: SessionError) -> None:
         """Count a refusal, and end the session unless it can be gone on with over another stream."""
-        self._services.observer.refused(error.code.value)
+        self._shared.observer.refused(error.code.value)
         session = stream.session
         if session is not None:
             logger.info("session %s: stream ended: %s", session.label, error.code.value)
@@ -302,7 +303,7 @@ class Verifier:
             if self._streams_of.get(session) is stream:
                 del self._streams_of[session]
             if self.limits.resume_ttl_s > 0.0:
-                self._services.seats.park(session.seat)
+                self._shared.seats.park(session.seat)
                 self._registry.park(session, asyncio.get_running_loop().time())
             else:
                 self._end(session, "expired")
@@ -315,7 +316,7 @@ class Verifier:
         """End a session for good; what it holds is freed as soon as no step uses it."""
         if self._registry.remove(session):
             self._streams_of.pop(session, None)
-            self._services.observer.closed(session.tenant.name, reason)
+            self._shared.observer.closed(session.tenant.name, reason)
             self._track(session.end())
 
     def _track(self, ending: Coroutine[Any, Any, None]) -> None:
@@ -326,7 +327,7 @@ class Verifier:
     def _report_usage(self) -> None:
         parked = self._registry.num_parked
         attached = len(self._registry) - parked
-        self._services.observer.usage(attached, parked, self._services.seats.kv_tokens)
+        self._shared.observer.usage(attached, parked, self._shared.seats.kv_tokens)
 
     def _sweep_from_now_on(self) -> None:
         if self._sweeper is None or self._sweeper.done():
