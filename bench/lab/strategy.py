@@ -17,7 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from acespec.bench.lab.lab_pair import PairIdentity
 from acespec.bench.lab.profiles import DeviceProfile, TargetProfile
+from acespec.bench.lab.simulated_link import SimulatedLink
 from acespec.bench.lab.token_path import TokenPath
 from acespec.edge_runtime import FinishReason, GenerationRequest
 from acespec.edge_runtime.step_clock import now_ms
@@ -105,11 +107,15 @@ class World:
     """One run's request, models, devices and link. Everything in it belongs to this run alone."""
 
     request: GenerationRequest
+    identity: PairIdentity
+    """Which models they are, and their contexts."""
     models: Models
     edge_profile: DeviceProfile
     cloud_profile: TargetProfile
     edge: Processor
     cloud: Processor
+    link: SimulatedLink
+    """What ``up`` and ``down`` go over; it counts their bytes."""
     up: Channel
     down: Channel
     log: RunLog
@@ -144,10 +150,10 @@ class World:
 
     async def prefill_draft(self) -> None:
         """Feed the draft the whole prompt; its first token may be drawn then."""
-        left = len(self.request.prompt)
+        left, widest = len(self.request.prompt), self.identity.draft_prefill_width
         while left > 0:
-            await self.draft_step(min(left, PREFILL_CHUNK))
-            left -= PREFILL_CHUNK
+            await self.draft_step(min(left, widest))
+            left -= widest
 
     @property
     def room(self) -> int:
