@@ -16,15 +16,14 @@ import numpy as np
 
 from acespec.bench.processes import Service
 from acespec.bench.verifier_load import Edge, Streams, connect, decode_text, time_rounds
-from acespec.bench.verifier_memory import SERVER
 from acespec.bench.verifier_script import ROUND_TOKENS, Script, write_script
+from acespec.bench.verifier_server import ONE_BY_ONE, SERVER
 from acespec.models import resolve_model
 from acespec.models.vocabulary import load_tokenizer, vocabulary_hash, vocabulary_size
 
 NUM_CHANNELS = 4
 SHORTEST_PROMPT, LONGEST_PROMPT = 16, 48
 ROUNDS_A_TURN = 6
-ONE_BY_ONE = "--one-by-one"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from rich.table import Table
 from acespec.bench.processes import Service
 from acespec.bench.verifier_batching import Batching, measure_batching
 from acespec.bench.verifier_load import Load, measure_load
-from acespec.bench.verifier_memory import SERVER, SessionMemory, measure_session_memory
+from acespec.bench.verifier_memory import SessionMemory, measure_session_memory
+from acespec.bench.verifier_server import SERVER
 from acespec.bench.verifier_soak import SoakReport, soak
 from acespec.bench.verifier_zero_cost import zero_cost_script
 

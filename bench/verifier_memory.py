@@ -10,9 +10,8 @@ from pathlib import Path
 from acespec.bench.processes import Service
 from acespec.bench.verifier_load import Edge, Streams, connect
 from acespec.bench.verifier_script import Script
+from acespec.bench.verifier_server import SERVER
 from acespec.errors import AcespecError
-
-SERVER = "acespec.bench.verifier_server"
 
 
 @dataclass(frozen=True)

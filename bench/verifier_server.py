@@ -14,6 +14,9 @@ from acespec.cloud_verifier.limits import Limits
 from acespec.compute import ThreadRunner
 from acespec.models import resolve_model
 
+SERVER = "acespec.bench.verifier_server"
+"""This module, which is run as a process of its own."""
+ONE_BY_ONE = "--one-by-one"
 KV_MEMORY_BYTES = 2**29
 """Enough for the benchmark's sessions, and for two servers on a small machine."""
 
@@ -51,7 +54,7 @@ async def serve(engine: TargetEngine, limits: Limits) -> None:
 @click.option("--model", help="Serve this model; by default a target that costs nothing.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads of a forward.")
 @click.option("--max-sessions", type=click.IntRange(1), default=256, show_default=True)
-@click.option("--one-by-one", is_flag=True, help="Let a forward hold one round of the benchmark and no more.")
+@click.option(ONE_BY_ONE, is_flag=True, help="Let a forward hold one round of the benchmark and no more.")
 def main(model: str | None, threads: int | None, max_sessions: int, one_by_one: bool) -> None:
     """Serve on a free port of this machine and write a line with "ready on HOST:PORT"."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `acespec serve` does

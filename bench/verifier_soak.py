@@ -19,8 +19,9 @@ from rich.console import Console
 
 from acespec.bench.processes import Service
 from acespec.bench.verifier_load import Edge, Streams, connect
-from acespec.bench.verifier_memory import SERVER, process_of, resident_bytes
+from acespec.bench.verifier_memory import process_of, resident_bytes
 from acespec.bench.verifier_script import Script
+from acespec.bench.verifier_server import SERVER
 from acespec.bench.verifier_zero_cost import zero_cost_script
 
 NUM_SESSIONS = 64
@@ -66,8 +67,9 @@ class _Counts:
 
 
 async def soak(minutes: float, console: Console, sample_s: float = SAMPLE_S) -> SoakReport:
-    """Load a server for so long, and sample its memory every ``sample_s`` seconds. Raises
-    ``AcespecError`` if any session fails.
+    """Load a server for so long, and sample its memory every ``sample_s`` seconds.
+
+    Raises ``AcespecError`` if any session fails.
     """
     counts, samples = _Counts(), []
     script = zero_cost_script(prompt_length=256, num_rounds=MOST_ROUNDS)

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from acespec.errors import AcespecError
 
+UNBOUNDED_TOKENS = 2**62
+"""Room for tokens of an engine that has no bound."""
+
 
 @dataclass(frozen=True)
 class TargetInfo:
@@ -24,7 +27,7 @@ class TargetInfo:
     max_context: int
     kv_bytes_per_token: int = 0
     """Bytes of keys and values one token takes, over all layers."""
-    kv_tokens: int = 2**62
+    kv_tokens: int = UNBOUNDED_TOKENS
     """Tokens whose keys and values the engine has room for, over all sequences."""
 
 

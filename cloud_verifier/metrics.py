@@ -18,7 +18,7 @@ from prometheus_client import (
 
 from acespec import __version__
 from acespec.cloud_verifier.addresses import authority
-from acespec.cloud_verifier.engine import TargetInfo
+from acespec.cloud_verifier.engine import UNBOUNDED_TOKENS, TargetInfo
 from acespec.cloud_verifier.observer import CLOSE_REASONS, BatchReport, CloseReason, Observer, RoundReport
 from acespec.errors import AcespecError
 from acespec.wire import ErrorCode
@@ -27,8 +27,6 @@ MAX_TENANTS = 100
 """Tenants with series of their own; those beyond are counted together under ``OTHER``."""
 OTHER = "other"
 """The label's value for what has no series of its own."""
-UNBOUNDED_TOKENS = 2**62
-"""From this many on an engine's room for tokens is as good as infinite."""
 
 SECONDS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
