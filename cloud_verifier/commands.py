@@ -134,7 +134,8 @@ def observed(info: TargetInfo, settings: ServeSettings) -> Iterator[tuple[Observ
     if settings.metrics_port is None:
         yield Observers(*observers), None
         return
-    from acespec.cloud_verifier.metrics import PrometheusObserver, serve_metrics
+    from acespec.cloud_verifier.metrics import PrometheusObserver
+    from acespec.cloud_verifier.metrics_server import serve_metrics
 
     metrics = PrometheusObserver(info)
     server = serve_metrics(settings.metrics_host, settings.metrics_port, metrics.registry)

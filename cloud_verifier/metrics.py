@@ -1,10 +1,9 @@
-"""The verifier's metrics for Prometheus, and the HTTP server they are read from."""
+"""The verifier's metrics for Prometheus."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -13,14 +12,11 @@ from prometheus_client import (
     Histogram,
     Info,
     ProcessCollector,
-    start_http_server,
 )
 
 from acespec import __version__
-from acespec.cloud_verifier.addresses import authority
 from acespec.cloud_verifier.engine import UNBOUNDED_TOKENS, TargetInfo
 from acespec.cloud_verifier.observer import CLOSE_REASONS, BatchReport, CloseReason, Observer, RoundReport
-from acespec.errors import AcespecError
 from acespec.wire import ErrorCode
 
 MAX_TENANTS = 100
@@ -209,35 +205,3 @@ def histogram(registry: CollectorRegistry, name: str, meaning: str, buckets: Seq
 
 def gauge(registry: CollectorRegistry, name: str, meaning: str) -> Gauge:
     return Gauge(f"acespec_verifier_{name}", meaning, registry=registry)
-
-
-@dataclass(frozen=True)
-class MetricsServer:
-    """An HTTP server that answers Prometheus, from a thread of its own."""
-
-    address: str
-    """``host:port``, with the port in use."""
-    stop: Callable[[], None]
-    """Stop listening; returns once the port is free."""
-
-
-def serve_metrics(host: str, port: int, registry: CollectorRegistry) -> MetricsServer:
-    """Serve ``registry`` at ``http://host:port/metrics``; port 0 picks a free one.
-
-    Nothing asks who reads it: listen on a loopback address, or where only Prometheus gets through. Raises
-    ``AcespecError`` if it cannot listen.
-    """
-    try:
-        server, thread = start_http_server(port, host, registry)
-    except OSError as error:
-        raise AcespecError(
-            f"cannot serve metrics on {host} port {port} ({error.strerror or error}); choose another metrics "
-            "port, 0 for any that is free, or another metrics host"
-        ) from error
-
-    def stop() -> None:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-    return MetricsServer(authority(host, server.server_port), stop)

@@ -19,8 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from acespec import __version__
 from acespec.cloud_verifier.engine import TargetInfo
-from acespec.cloud_verifier.metrics import CLOSE_REASONS, OTHER, SECONDS, PrometheusObserver, serve_metrics
-from acespec.cloud_verifier.observer import BatchReport, Observer, RoundReport
+from acespec.cloud_verifier.metrics import OTHER, SECONDS, PrometheusObserver
+from acespec.cloud_verifier.metrics_server import serve_metrics
+from acespec.cloud_verifier.observer import CLOSE_REASONS, BatchReport, Observer, RoundReport
 from acespec.errors import AcespecError
 from acespec.wire import ErrorCode
 from observed_session import ACCEPTED, CHAINS, DECODED, FORWARD_S, PROMPT, observed_session
