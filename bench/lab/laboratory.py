@@ -87,6 +87,7 @@ class Laboratory:
     async def _run(self, strategy: Strategy, case: PromptCase, conditions: Conditions) -> RunResult:
         identity = self.models.identity
         link = SimulatedLink(conditions.link, _link_seed(case, conditions.seed))
+        models = SampledModels(self.models, conditions.sampling)
         world = World(
             request=GenerationRequest(
                 prompt=case.prompt,
@@ -96,7 +97,7 @@ class Laboratory:
                 seed=conditions.seed,
             ),
             identity=identity,
-            models=SampledModels(self.models, conditions.sampling),
+            models=models,
             edge_profile=conditions.edge,
             cloud_profile=conditions.cloud,
             edge=Processor(),
@@ -106,7 +107,12 @@ class Laboratory:
             down=SimulatedChannel(link.down.delay),
             log=RunLog(),
         )
-        await strategy.run(world)
+        try:
+            await strategy.run(world)
+        except Exception:
+            if models.missing is not None:
+                raise models.missing from None
+            raise
         return _result(strategy.name, world)
 
 

@@ -5,7 +5,9 @@ A run whose rows are all stored loads no model, and what it gives does not depen
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -153,6 +155,8 @@ class SampledModels:
     """``Models`` for one run's sampling."""
 
     def __init__(self, models: MemoModels, sampling: SamplingParams) -> None:
+        self.missing: MissingRowError | None = None
+        """The row that was not there: a verifier tells its edge only that it failed."""
         self._models = models
         self._sampling = sampling
 
@@ -161,10 +165,20 @@ class SampledModels:
         return self._models.identity.vocab_size
 
     def draft(self, path: TokenPath) -> LogitsRow:
-        return self._models.draft(path, self._sampling)
+        with self._noting():
+            return self._models.draft(path, self._sampling)
 
     def target(self, path: TokenPath) -> NDArray[np.float32]:
-        return self._models.target(path, self._sampling)
+        with self._noting():
+            return self._models.target(path, self._sampling)
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except MissingRowError as error:
+            self.missing = error
+            raise
 
 
 def default_store(identity: PairIdentity) -> Path:
