@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "cloud_verifier": {"speculation", "wire", "models"},
     "bench": {"speculation", "wire", "models", "export", "edge_runtime", "cloud_verifier"},
 }
-ROOT_MODULES = {"__version__", "compute", "errors", "logs", "machine", "options"}
+ROOT_MODULES = {"__version__", "compute", "errors", "logs", "machine", "options", "private_files"}
 EDGE_PACKAGES = ("acespec.speculation", "acespec.wire", "acespec.edge_runtime")
 TORCH_FREE_MODELS = ("cache", "chat", "fingerprint", "manifest", "pairs", "sources", "vocabulary")
 
