@@ -62,6 +62,10 @@ fuzz: $(READY) ## fuzz the codec for FUZZ_SECONDS
 chaos: $(READY) ## run 200 generations through broken connections and killed servers (CHAOS_ARGS="--only N": one)
 	$(BIN)/python tests/chaos.py $(CHAOS_ARGS)
 
+.PHONY: hostile
+hostile: $(READY) ## attack a verifier in every way known, and print what each took of its memory
+	$(BIN)/python tests/hostile.py
+
 report-branches: $(READY) ## how many cached branches equal sequential drafting, on the real draft at float32
 	$(BIN)/python -m acespec.bench.branch_equality
 

@@ -184,6 +184,12 @@ class Connection:
         self._on_fault(self)
 
 
+def pause(side: Side) -> None:
+    """Read nothing until there is somewhere to put it."""
+    assert side.transport is not None
+    side.transport.pause_reading()
+
+
 class ChaosRelay:
     """Listens on the loopback and carries connections to ``target``, each as the next plan says.
 
@@ -231,7 +237,9 @@ class ChaosRelay:
         assert client.transport is not None
         client.transport.pause_reading()
         try:
-            transport, target = await asyncio.get_running_loop().create_connection(Side, *self._target)
+            transport, target = await asyncio.get_running_loop().create_connection(
+                lambda: Side(pause), *self._target
+            )
         except OSError:  # the server is being restarted: no connection, and no plan is used up
             client.transport.abort()
             return
@@ -247,6 +255,7 @@ class ChaosRelay:
             connection.up.on_passed = lambda: self._release_older(connection)
             connection.lay(client, target, self._jitter)
             client.transport.resume_reading()
+            transport.resume_reading()
             await client.lost.wait()
             await target.lost.wait()
         finally:

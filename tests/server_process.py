@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import signal
 import tempfile
@@ -49,7 +50,10 @@ class ServerProcess:
     async def start(self) -> None:
         """Start it, on the port it had before, and wait until it is ready."""
         self._process = await asyncio.create_subprocess_exec(
-            *self._command(self.port), stdout=asyncio.subprocess.PIPE, stderr=self._errors
+            *self._command(self.port),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, "GRPC_VERBOSITY": "NONE"},  # as under 'acespec serve'
         )
         self.num_starts += 1
         self.port = await asyncio.wait_for(self._ready(self._process), READY_TIMEOUT_S)
@@ -69,12 +73,16 @@ class ServerProcess:
         assert self._process.returncode is not None
         return self._process.returncode
 
+    def status(self) -> str:
+        """What proc(5) says of it in ``status``."""
+        assert self._process is not None
+        return Path(f"/proc/{self._process.pid}/status").read_text()
+
     @property
     def resident_bytes(self) -> int:
-        """Memory of the process that is in RAM (``statm`` of proc(5), its second field, in pages)."""
-        assert self._process is not None
-        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
-        return int(pages) * 4096
+        """Memory of the process that is in RAM."""
+        (line,) = (line for line in self.status().splitlines() if line.startswith("VmRSS:"))
+        return int(line.split()[1]) * 1024
 
     def errors(self) -> str:
         """What it wrote to standard error so far."""
