@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from acespec.speculation import MAX_CANDIDATES, LogitsRow, SamplingParams, distribution
 from acespec.speculation.selection import largest
 
-_DRAFT_HEADER = struct.Struct("<ffIB")  # depth, log-sum-exp (NaN: none), entries, bytes an id
+_DRAFT_HEADER = struct.Struct("<dfIB")  # depth, log-sum-exp (NaN: none), entries, bytes an id
 _TARGET_HEADER = struct.Struct("<IfI")  # vocabulary, filler, entries kept (0: whole)
 _ID_TYPES: dict[int, np.dtype[np.unsignedinteger]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _VALUE_TYPE: np.dtype[np.float32] = np.dtype("<f4")
