@@ -64,6 +64,12 @@ class Side(asyncio.Protocol):
             self.outgoing.source_lost()
 
 
+def pause_reading(side: Side) -> None:
+    """Take nothing from a server that speaks first, until there is a pipe to put it in."""
+    assert side.transport is not None
+    side.transport.pause_reading()
+
+
 class Relay:
     """Listens, and carries each connection to ``target`` and back over a link of the given shape.
 
@@ -117,7 +123,9 @@ class Relay:
         assert client.transport is not None
         client.transport.pause_reading()  # until both ends stand
         try:
-            transport, target = await asyncio.get_running_loop().create_connection(Side, *self._target)
+            transport, target = await asyncio.get_running_loop().create_connection(
+                lambda: Side(pause_reading), *self._target
+            )
             try:
                 await self._carry_between(client, client.transport, target, transport)
             finally:
@@ -150,6 +158,7 @@ class Relay:
         client.outgoing, client.incoming = up, down
         target.outgoing, target.incoming = down, up
         client_transport.resume_reading()
+        target_transport.resume_reading()
         try:
             await client.lost.wait()
             await target.lost.wait()

@@ -15,7 +15,7 @@ from enum import Enum
 
 from acespec.bench.link import DelayLine, DirectionShape, LinkShape
 from acespec.bench.pipe import Pipe
-from acespec.bench.relay import Side
+from acespec.bench.relay import Side, pause_reading
 
 
 class Fault(str, Enum):
@@ -184,12 +184,6 @@ class Connection:
         self._on_fault(self)
 
 
-def pause(side: Side) -> None:
-    """Read nothing until there is somewhere to put it."""
-    assert side.transport is not None
-    side.transport.pause_reading()
-
-
 class ChaosRelay:
     """Listens on the loopback and carries connections to ``target``, each as the next plan says.
 
@@ -238,7 +232,7 @@ class ChaosRelay:
         client.transport.pause_reading()
         try:
             transport, target = await asyncio.get_running_loop().create_connection(
-                lambda: Side(pause), *self._target
+                lambda: Side(pause_reading), *self._target
             )
         except OSError:  # the server is being restarted: no connection, and no plan is used up
             client.transport.abort()

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -399,3 +400,32 @@ def test_the_command_says_in_one_line_that_its_port_is_taken() -> None:
     assert result.returncode == 1
     assert result.stderr.startswith(f"acespec: error: cannot listen on 127.0.0.1:{port}: ")
     assert result.stderr.count("\n") == 1
+
+
+async def test_a_server_that_speaks_first_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its words are there before the relay has laid its pipes."""
+    loop = asyncio.get_running_loop()
+    greeted = asyncio.Event()
+    connect = loop.create_connection
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        await writer.drain()
+        greeted.set()
+
+    async def connect_late(*arguments: Any) -> Any:
+        connected = await connect(*arguments)
+        await greeted.wait()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return connected
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    relay = Relay(server.sockets[0].getsockname(), LinkShape())
+    address = await relay.start("127.0.0.1", 0)
+    monkeypatch.setattr(loop, "create_connection", connect_late)
+    reader, writer = await asyncio.open_connection(*address)
+    assert await reader.readexactly(5) == b"hello"
+    writer.close()
+    await relay.close()
+    server.close()
