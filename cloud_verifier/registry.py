@@ -42,18 +42,18 @@ class Registry:
         """
         tenant = session.tenant
         own = next((parked for parked in self._parked if parked.tenant.name == tenant.name), None)
-        if len(self._sessions) >= self._limits.max_sessions:
-            victim = own or next(iter(self._parked), None)
-            if victim is None:
-                raise BusyError(self._limits.busy_retry_ms)
-            return victim
         try:
             self._ledger.check(tenant, session.kv_bytes)
         except QuotaError:
             if own is None:
                 raise
             return own
-        return None
+        if len(self._sessions) < self._limits.max_sessions:
+            return None
+        victim = own or next(iter(self._parked), None)
+        if victim is None:
+            raise BusyError(self._limits.busy_retry_ms)
+        return victim
 
     def add(self, session: Session) -> None:
         """Book a session, once it has no victim."""

@@ -20,6 +20,8 @@ class Seat:
     """The engine's handle; None while the session has no keys and values."""
     filled: int = 0
     """Committed tokens the sequence holds."""
+    paid: int = 0
+    """Committed tokens that the tenant's rate was charged for since the sequence was begun."""
     working: bool = False
     """Whether the session is using it: it cannot be given up now."""
     parked: bool = False
@@ -38,9 +40,13 @@ class Seats:
     computed anew.
     """
 
-    def __init__(self, batcher: Batcher, evict_after_s: float, observer: Observer) -> None:
-        """A session with a stream gives its place up only after ``evict_after_s`` seconds of idleness."""
+    def __init__(self, batcher: Batcher, room: int, evict_after_s: float, observer: Observer) -> None:
+        """``room`` is how many tokens the engine has room for.
+
+        A session with a stream gives its place up only after ``evict_after_s`` seconds of idleness.
+        """
         self._batcher = batcher
+        self._room = room
         self._evict_after_s = evict_after_s
         self._observer = observer
         self._seated: set[Seat] = set()
@@ -61,7 +67,7 @@ class Seats:
             while seat.sequence is None:
                 seat.sequence = self._open(seat.max_tokens)
                 if seat.sequence is None:
-                    await self._evict_one(now)
+                    await self._evict_one(seat.max_tokens, now)
         except BaseException:
             seat.working = False
             raise
@@ -86,7 +92,7 @@ class Seats:
 
     async def leave(self, seat: Seat) -> None:
         """Free the seat, at work or not; whoever waits for its work gets ``StepAbandonedError``."""
-        sequence, seat.sequence, seat.filled = seat.sequence, None, 0
+        sequence, seat.sequence, seat.filled, seat.paid = seat.sequence, None, 0, 0
         self._seated.discard(seat)
         if sequence is not None:
             await self._batcher.close(sequence)
@@ -98,14 +104,18 @@ class Seats:
         except KvPoolFullError:
             return None
 
-    async def _evict_one(self, now: float) -> None:
-        """Free the seat that was idle longest, those without a stream first."""
+    async def _evict_one(self, wanted: int, now: float) -> None:
+        """Free the seat that was idle longest, those without a stream first.
+
+        None, if all of them would not make room for ``wanted`` tokens (what an engine rounds up aside).
+        """
         idle = [
             seat
             for seat in self._seated
             if not seat.working and (seat.parked or now - seat.last_used >= self._evict_after_s)
         ]
-        if not idle:
+        kept = self.kv_tokens - sum(seat.max_tokens for seat in idle)
+        if not idle or kept + wanted > self._room:
             raise NoRoomError
         oldest = min(idle, key=lambda seat: (not seat.parked, seat.last_used))
         self._observer.evicted(oldest.tenant)

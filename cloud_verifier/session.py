@@ -119,9 +119,16 @@ class Session:
         """Committed tokens the edge may have: it draws the token after a rejection itself."""
         return len(self._text.tokens) + int(self._rejection is not None)
 
+    def check_rate(self) -> None:
+        """Raise ``BusyError`` if ``sit`` would do so because of the tenant's rate."""
+        now = asyncio.get_running_loop().time()
+        wait_s = self._shared.ledger.wait_s(self.tenant, len(self._text.tokens), now)
+        if wait_s > 0.0:
+            raise BusyError(math.ceil(1000.0 * wait_s))
+
     async def sit(self) -> None:
         """Take the seat, and the tenant's rate for all tokens committed. Raises ``BusyError``."""
-        await self._take_seat(len(self._text.tokens))
+        await self._take_seat(1)
         self._rest()
 
     async def prefill(self, wanted: Callable[[], bool]) -> None:
@@ -177,7 +184,7 @@ class Session:
             self._rest()
             self._accept(request)
             return
-        await self._take_seat(len(request.chain) + 1 + self._steps.missing)
+        await self._take_seat(len(request.chain) + 1)
         try:
             self._accept(request)
         except BaseException:
@@ -324,7 +331,10 @@ class Session:
         self._shared.seats.rest(self.seat, asyncio.get_running_loop().time())
 
     async def _take_seat(self, num_tokens: int) -> None:
-        """Get hold of the seat, and of ``num_tokens`` of the tenant's rate. Raises ``BusyError``."""
+        """Get hold of the seat, and of the tenant's rate for ``num_tokens`` and those missing before them.
+
+        Raises ``BusyError``.
+        """
         wait_s = await self._seat_wait_s(num_tokens)
         if wait_s > 0.0:
             raise BusyError(math.ceil(1000.0 * wait_s))
@@ -332,19 +342,24 @@ class Session:
     async def _seat_wait_s(self, num_tokens: int) -> float:
         """Get hold of the seat and of the rate, which is 0.0, or of neither: the seconds to wait."""
         now = asyncio.get_running_loop().time()
-        shared = self._shared
+        shared, steps = self._shared, self._steps
+        wait_s = shared.ledger.wait_s(self.tenant, num_tokens + steps.unpaid, now)
+        if wait_s > 0.0:  # nobody's keys and values are given up for it
+            return wait_s
         try:
             await shared.seats.take(self.seat, now)
         except NoRoomError:
             return shared.limits.busy_retry_ms / 1000.0
-        wait_s = shared.ledger.take(self.tenant, num_tokens, now)
+        wait_s = shared.ledger.take(self.tenant, num_tokens + steps.unpaid, now)
         if wait_s > 0.0:
             self._rest()
+        else:
+            self.seat.paid = len(self._text.tokens) - 1
         return wait_s
 
     async def _take_seat_patiently(self) -> None:
         """Get hold of the seat for one token, however long that takes."""
-        while (wait_s := await self._seat_wait_s(1 + self._steps.missing)) > 0.0:  # noqa: ASYNC110 - on a clock
+        while (wait_s := await self._seat_wait_s(1)) > 0.0:  # noqa: ASYNC110 - on a clock
             await asyncio.sleep(wait_s)
 
 

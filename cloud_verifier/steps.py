@@ -38,6 +38,11 @@ class Steps:
         """Committed tokens to be fed before the next check."""
         return len(self._text.tokens) - 1 - self._seat.filled
 
+    @property
+    def unpaid(self) -> int:
+        """Those of them that the tenant's rate was not charged for yet."""
+        return max(0, len(self._text.tokens) - 1 - max(self._seat.filled, self._seat.paid))
+
     async def fill(self, wanted: Callable[[], bool]) -> None:
         """Feed the committed tokens the sequence lacks, a chunk at a time while ``wanted``."""
         deadline = self._batcher.prefill_deadline()  # of them all: later chunks become urgent as they wait

@@ -126,17 +126,23 @@ class TenantLedger:
         The bucket (a leaky bucket as a meter; ITU-T I.371's generic cell rate algorithm) holds a second's
         worth. More than it holds is taken once it is full, and the debt is paid off before anything else is.
         """
+        wait_s = self.wait_s(tenant, tokens, now)
         rate = tenant.quota.tokens_per_s
-        if rate is None:
-            return 0.0
+        if wait_s > 0.0 or rate is None:
+            return wait_s
         self._forget(now)
         usage = self._usage.setdefault(tenant.name, Usage())
-        filling = max(0.0, usage.full_at - now)
-        wait = filling - max(0.0, 1.0 - tokens / rate)
-        if wait > CLOCK_SLACK_S:
-            return wait
-        usage.full_at = now + filling + tokens / rate
+        usage.full_at = max(usage.full_at, now) + tokens / rate
         return 0.0
+
+    def wait_s(self, tenant: Tenant, tokens: int, now: float) -> float:
+        """What ``take`` would return, with nothing taken."""
+        rate = tenant.quota.tokens_per_s
+        if rate is None or tokens == 0:
+            return 0.0
+        filling = max(0.0, self._usage.get(tenant.name, Usage()).full_at - now)
+        wait_s = filling - max(0.0, 1.0 - tokens / rate)
+        return wait_s if wait_s > CLOCK_SLACK_S else 0.0
 
     def _forget(self, now: float) -> None:
         if now < self._forget_at:

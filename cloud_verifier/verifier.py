@@ -71,7 +71,7 @@ class Verifier:
         self.max_context = min(info.max_context, info.kv_tokens, limits.max_context or info.max_context)
         """Positions a session may use."""
         batcher = Batcher(engine, runner, limits, observer, latency_ms)
-        seats = Seats(batcher, limits.evict_after_s, observer)
+        seats = Seats(batcher, info.kv_tokens, limits.evict_after_s, observer)
         self._shared = Shared(engine, batcher, seats, TenantLedger(), limits, observer)
         self._registry = Registry(limits, self._shared.ledger)
         self._streams: set[Stream] = set()
@@ -217,6 +217,7 @@ class Verifier:
         session = Session(
             secrets.token_bytes(SESSION_ID_BYTES), stream.tenant, request, self._shared, self.max_context
         )
+        session.check_rate()  # before anything is given up for it
         while (victim := self._registry.victim(session)) is not None:
             self._end(victim, "displaced")
         self._registry.add(session)

@@ -58,10 +58,13 @@ class Edges:
 
 @contextlib.asynccontextmanager
 async def edges_of(
-    engine: TableTargetEngine, limits: Limits | None = None, runner: StepRunner | None = None
+    engine: TableTargetEngine,
+    limits: Limits | None = None,
+    runner: StepRunner | None = None,
+    step_ms: float = 0.0,
 ) -> AsyncIterator[Edges]:
     """A verifier whose edges are gone when the block is left; everything must then be free."""
-    edges = Edges(Verifier(engine, runner or InlineRunner(), limits))
+    edges = Edges(Verifier(engine, runner or InlineRunner(), limits, latency_ms=lambda _: step_ms))
     try:
         yield edges
     finally:
@@ -84,8 +87,8 @@ async def lose(client: VerifierClient) -> None:
 class GatedEngine(TableTargetEngine):
     """A target whose checks wait in their thread until they are let go."""
 
-    def __init__(self) -> None:
-        super().__init__(TABLE, VOCAB)
+    def __init__(self, kv_tokens: int = 2**62) -> None:
+        super().__init__(TABLE, VOCAB, kv_tokens=kv_tokens)
         self.gate = threading.Event()
         self.on_entry: Callable[[], None] = lambda: None
 
