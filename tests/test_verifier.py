@@ -126,7 +126,7 @@ async def test_a_stream_that_breaks_while_it_takes_over_leaves_the_session_to_th
 
 @pytest.mark.parametrize("turns", range(12))
 def test_a_stream_resumes_in_the_very_turn_in_which_the_forward_ends(turns: int) -> None:
-    """So many turns of the loop before it and after it."""
+    """The forward ends so many turns of the loop after the stream began."""
 
     class Held(InlineRunner):
         def __init__(self) -> None:
@@ -143,11 +143,11 @@ def test_a_stream_resumes_in_the_very_turn_in_which_the_forward_ends(turns: int)
             client = await edges.opened(open_request(engine, [1]))
             await client.send(client.next_round([1, 2]))
             await asyncio.sleep(1.0)
-            runner.free.set()
-            for _ in range(turns):
-                await asyncio.sleep(0)
             again = await edges.resumed(client)
             await again.send(again.next_round([1, 2]))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            runner.free.set()
             await again.receive_opened()
             await again.receive()
             assert engine.num_forwards == 1
