@@ -349,11 +349,13 @@ def main(scenarios: int, models: int, seed: int, only: tuple[int, ...]) -> None:
                 line.add(outcomes, kills, time.monotonic() - began)
                 total.add(outcomes, kills, time.monotonic() - began)
                 click.echo(str(line))
-                failures += [outcome for outcome in outcomes if outcome.failure]
+                failed = [outcome for outcome in outcomes if outcome.failure]
+                for outcome in failed:
+                    plans = "; ".join(map(str, outcome.scenario.plans))
+                    click.echo(f"scenario {outcome.scenario.number} FAILED: {outcome.failure}")
+                    click.echo(f"  its connections: {plans}; killed at {outcome.scenario.kill_at}")
+                failures += failed
         click.echo(str(total))
-    for outcome in failures:
-        plans = "; ".join(map(str, outcome.scenario.plans))
-        click.echo(f"scenario {outcome.scenario.number} FAILED: {outcome.failure}\n  connections: {plans}")
     click.echo(f"seed {seed}: {len(wanted) - len(failures)} of {len(wanted)} texts right, each token once")
     if failures:
         sys.exit(1)

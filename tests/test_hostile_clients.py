@@ -10,7 +10,8 @@ from functools import partial
 
 import pytest
 
-from hostile import ATTACKS, IN_GRPC, MOST_MIB, mebibytes, server_command, survive, warm_up
+from attacked_server import server_command
+from hostile import ATTACKS, IN_GRPC, MOST_MIB, mebibytes, survive, warm_up
 from raw_http2 import PING, SETTINGS, frame, grpc_message, header_block
 from server_process import ServerProcess
 
