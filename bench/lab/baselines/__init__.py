@@ -9,6 +9,7 @@ from __future__ import annotations
 from acespec.bench.lab.baselines.colocated import Colocated
 from acespec.bench.lab.baselines.dssd import Dssd
 from acespec.bench.lab.baselines.picospec import PicoSpec
+from acespec.bench.lab.baselines.split import Split
 from acespec.bench.lab.baselines.vanilla import Vanilla
 
-__all__ = ["Colocated", "Dssd", "PicoSpec", "Vanilla"]
+__all__ = ["Colocated", "Dssd", "PicoSpec", "Split", "Vanilla"]
