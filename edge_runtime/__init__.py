@@ -12,7 +12,7 @@ from acespec.edge_runtime.draft_model import DraftModel, load_draft
 from acespec.edge_runtime.engine import DraftEngine
 from acespec.edge_runtime.generate import GenerationResult, generate
 from acespec.edge_runtime.outage import OnOutage, OutageError, OutageSettings
-from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest
+from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest, SpeculationPolicy
 from acespec.edge_runtime.session import SessionSettings, TargetIdentity
 from acespec.edge_runtime.statistics import GenerationMetrics
 
@@ -29,6 +29,7 @@ __all__ = [
     "OutageError",
     "OutageSettings",
     "SessionSettings",
+    "SpeculationPolicy",
     "TargetIdentity",
     "generate",
     "load_draft",

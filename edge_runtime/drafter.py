@@ -125,12 +125,20 @@ class Drafter:
         )
         return [int(token) for token in ranked]
 
-    async def draft(self, committed: Sequence[int], chain: Chain, length: int) -> None:
-        """Extend ``chain`` to ``length`` tokens, one step a token, or up to and including an end token."""
+    @property
+    def model_ms(self) -> float:
+        """Time all steps so far took."""
+        return sum(self._clock.model_ms.values())
+
+    async def draft(self, committed: Sequence[int], chain: Chain, length: int, kind: str = "draft") -> None:
+        """Extend ``chain`` to ``length`` tokens, one step a token, or up to and including an end token.
+
+        ``kind``: what the steps are counted as. ``committed`` must not change meanwhile.
+        """
         while len(chain) < length and not self.ends(chain):
             num_rows = self.engine.num_rows
             pending = [*committed[num_rows:], *chain.tokens[max(num_rows - len(committed), 0) :]]
-            logits = await self._feed(pending)
+            logits = await self._feed(pending, kind)
             chain.drafted.append(self.draw(logits, committed, chain.tokens))
 
     def ends(self, chain: Chain) -> bool:
@@ -155,11 +163,11 @@ class Drafter:
                 lambda: self.engine.forward(ids, places, mask, last_only), self._clock.expected_ms(bucket)
             )
 
-    async def _feed(self, pending: Sequence[int]) -> LogitsRow:
+    async def _feed(self, pending: Sequence[int], kind: str) -> LogitsRow:
         """Feed ``pending`` behind the rows in use, causally; returns the last row's logits."""
         assert pending, "a path always ends in a token without a row"
         # A round leaves at most two tokens without a row: the chain's last, and the one committed after it.
-        kind = "draft" if len(pending) <= 2 else "prefill"
+        kind = kind if len(pending) <= 2 else "prefill"
         widest = self.engine.prefill_width
         for start in range(0, len(pending), widest):
             tokens = pending[start : start + widest]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from acespec.edge_runtime.auto_policy import AutoPolicy
 from acespec.edge_runtime.connection import Connector
 from acespec.edge_runtime.controller import Controller
 from acespec.edge_runtime.draft_model import DraftModel
 from acespec.edge_runtime.drafter import Drafter, DraftRules
 from acespec.edge_runtime.outage import OutageError
 from acespec.edge_runtime.policies import CloudPolicy, Policy, RoundsPolicy
-from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest
+from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest, SpeculationPolicy
 from acespec.edge_runtime.session import EdgeSession, SessionSettings, ignore
 from acespec.edge_runtime.statistics import GenerationMetrics, Statistics
 from acespec.edge_runtime.step_clock import StepClock
@@ -84,4 +85,7 @@ def _policy(
     rules = DraftRules(
         request.sampling, request.seed, request.mode, frozenset(request.end_token_ids), len(request.prompt)
     )
-    return RoundsPolicy(Drafter(draft.engine, rules, draft.runner, clock), controller), controller, clock
+    drafter = Drafter(draft.engine, rules, draft.runner, clock)
+    if settings.policy is SpeculationPolicy.AUTO:
+        return AutoPolicy(drafter, controller), controller, clock
+    return RoundsPolicy(drafter, controller), controller, clock

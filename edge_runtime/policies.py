@@ -34,6 +34,7 @@ class CloudPolicy:
             commit = await session.receive_commit()
             session.statistics.waiting_ms += now_ms() - waiting_since
             session.commit(list(commit.tokens))
+            session.statistics.decoded += len(commit.tokens)
             yield list(commit.tokens)
 
 

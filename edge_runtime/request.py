@@ -52,6 +52,15 @@ class GenerationRequest:
         return len(self.prompt) + self.max_new_tokens
 
 
+class SpeculationPolicy(str, Enum):
+    """What a draft model is used for."""
+
+    ROUNDS = "rounds"
+    """Speculate all the time."""
+    AUTO = "auto"
+    """Speculate where that is faster than what the cloud decodes by itself."""
+
+
 @dataclass(frozen=True)
 class DraftSettings:
     """How the edge speculates: none of it changes the text (coupled) or its distribution (residual)."""
@@ -65,6 +74,7 @@ class DraftSettings:
     """Acceptance rate assumed before any token was checked."""
     initial_beta: float = 0.8
     """Exponent of the candidate tail assumed before any rejection was seen."""
+    policy: SpeculationPolicy = SpeculationPolicy.ROUNDS
 
     def __post_init__(self) -> None:
         if self.gamma is not None and not 1 <= self.gamma <= MAX_CHAIN:

@@ -49,6 +49,8 @@ class GenerationMetrics:
     prefill_ms: float
     draft_ms: float
     """Engine steps that drafted the chain in sequence, while nothing was under way."""
+    beside_ms: float
+    """Engine steps that drafted beside the cloud's own decoding, to learn what would be accepted."""
     growth_ms: float
     """Engine steps that grew the tree, while a verdict was under way."""
     waiting_ms: float
@@ -71,6 +73,8 @@ class GenerationMetrics:
     """Time the verifier was out of reach; the engine's steps and ``waiting_ms`` went on meanwhile."""
     busy: int
     """Times the server had no room and asked for patience."""
+    decoded_tokens: int
+    """Tokens the cloud decoded by itself."""
     provisional_tokens: int
     """Tokens drafted in outages and shown as provisional; those confirmed later are in ``tokens`` too."""
 
@@ -91,6 +95,8 @@ class Statistics:
     ready_tokens: int = 0
     forwards: int = 0
     """Of the target."""
+    decoded: int = 0
+    """Tokens the cloud decoded by itself."""
     waiting_ms: float = 0.0
     budgets: list[int] = field(default_factory=list)
     round_trips_ms: list[float] = field(default_factory=list)
@@ -149,6 +155,7 @@ class Statistics:
             mean_budget=_share(sum(self.budgets), len(self.budgets)),
             prefill_ms=model_ms.get("prefill", 0.0),
             draft_ms=model_ms.get("draft", 0.0),
+            beside_ms=model_ms.get("beside", 0.0),
             growth_ms=model_ms.get("growth", 0.0),
             waiting_ms=self.waiting_ms,
             own_ms=own_ms,
@@ -161,6 +168,7 @@ class Statistics:
             reconnects=self.reconnects,
             outage_ms=self.outage_ms,
             busy=self.busy,
+            decoded_tokens=self.decoded,
             provisional_tokens=self.provisional,
         )
 

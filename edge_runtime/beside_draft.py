@@ -1,0 +1,127 @@
+"""Drafting beside the cloud's own decoding, to know how many drafted tokens would be accepted.
+
+Wherever the stream of decoded tokens has got to, the next token is drafted, and compared with the one that
+comes. That costs neither a round trip nor a message, and leaves the draft model's rows in step with the text.
+While the link is down the line can go on as provisional text (``provisional`` tells why it may).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from acespec.edge_runtime.drafter import Chain, DraftedToken, Drafter
+from acespec.edge_runtime.outcome_estimates import OutcomeEstimates
+from acespec.edge_runtime.session import EdgeSession
+from acespec.speculation import DRAFT_BITS
+from acespec.wire import AcceptanceMode
+
+
+class BesideDraft:
+    """A line of drafted tokens kept behind the committed ones while these grow.
+
+    The draft model's steps run in a task of its own: a commit is never held up by one.
+    """
+
+    def __init__(
+        self, session: EdgeSession, drafter: Drafter, outcomes: OutcomeEstimates, line: Chain
+    ) -> None:
+        """``line`` is what is drafted already; it has rows for all tokens but the last."""
+        self.line = line
+        self.depth = 1
+        """Tokens kept drafted ahead. One tells what is accepted; a whole chain is ready to be sent."""
+        self._session = session
+        self._drafter = drafter
+        self._outcomes = outcomes
+        self._known = list(session.committed)
+        """The committed tokens that ``line`` is behind."""
+        self._changed = asyncio.Event()
+        self._ending = False
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Draft from now on."""
+        self._task = asyncio.ensure_future(self._draft())
+
+    def notice(self) -> None:
+        """Tokens were committed, or ``depth`` has changed."""
+        self._changed.set()
+
+    async def end(self) -> Chain:
+        """Stop, once the step under way is over; returns what is drafted behind all that is committed."""
+        assert self._task is not None
+        self._ending = True
+        self.notice()
+        await self._task
+        self._take_in()
+        return self.line
+
+    async def _draft(self) -> None:
+        while not self._ending:
+            self._take_in()
+            if self._has_room():
+                await self._drafter.draft(self._known, self.line, len(self.line) + 1, kind="beside")
+                if self._goes_on_alone:
+                    self._session.show_provisional(self.line.tokens)
+            else:
+                await self._wait()
+
+    @property
+    def _goes_on_alone(self) -> bool:
+        """Whether the draft model has to go on without the verifier."""
+        return self._session.outage.drafts and self._session.outage.down.is_set()
+
+    def _has_room(self) -> bool:
+        remaining = self._session.token_limit - len(self._known)
+        room = min(self._drafter.max_chain(len(self._known)), remaining)
+        depth = room if self._goes_on_alone else self.depth
+        return len(self.line) < min(depth, room) and not self._drafter.ends(self.line)
+
+    async def _wait(self) -> None:
+        """Wait until something has changed."""
+        outage = self._session.outage
+        waits = [asyncio.ensure_future(self._changed.wait())]
+        if outage.drafts and not outage.down.is_set():
+            waits.append(asyncio.ensure_future(outage.down.wait()))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._changed.clear()
+
+    def _take_in(self) -> None:
+        """Compare what was committed with the line, and keep of that what is still behind it."""
+        for token in self._session.committed[len(self._known) :]:
+            provisional = self._session.provisional[1:]
+            if self.line.drafted:
+                guess = self.line.drafted.pop(0)
+                self._learn(guess, token)
+                if guess.token != token:
+                    self.line.drafted.clear()
+                    provisional = []
+                    engine = self._drafter.engine
+                    engine.truncate(min(engine.num_rows, len(self._known)))
+            self._known.append(token)
+            self._session.show_provisional(provisional)
+
+    def _learn(self, guess: DraftedToken, token: int) -> None:
+        """The cloud decoded ``token`` where ``guess`` had been drafted.
+
+        In residual mode the cloud's draw does not tell whether the guess would have been accepted, nor how
+        likely the target thought the token. Whatever that was, a drafted token is accepted at least as often
+        as the draft gives the cloud's token in the mean: sum(draft target) <= sum(min(draft, target)).
+        """
+        if self._session.request.mode is AcceptanceMode.RESIDUAL:
+            assert guess.weights is not None
+            self._outcomes.observe_chance(guess.weights.weight_of(token) / 2**DRAFT_BITS)
+            return
+        accepted = guess.token == token
+        rank = self._rank(guess, token, exclude=None)
+        others = None if accepted else self._rank(guess, token, exclude=guess.token)
+        self._outcomes.observe_beside(guess.confidence, accepted, rank, others)
+
+    def _rank(self, guess: DraftedToken, token: int, exclude: int | None) -> int:
+        """The rank of ``token`` among the candidates in its place, one past the horizon beyond that."""
+        horizon = self._outcomes.horizon
+        ranked = self._drafter.candidates(guess.row, len(self._known), horizon, exclude)
+        return ranked.index(token) + 1 if token in ranked else horizon + 1

@@ -1,0 +1,276 @@
+"""Speculation where it wins, the cloud where it does not: the same text, and never slower than the cloud."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acespec.bench.virtual_clock import run_virtual
+from acespec.cloud_verifier.verifier import Verifier
+from acespec.compute import InlineRunner
+from acespec.edge_runtime.generate import GenerationResult, generate
+from acespec.edge_runtime.mode_switch import ModeSwitch, Outlook
+from acespec.edge_runtime.outage import OnOutage, OutageSettings
+from acespec.edge_runtime.request import DraftSettings, GenerationRequest, SpeculationPolicy
+from acespec.edge_runtime.session import SessionSettings, TargetIdentity
+from acespec.speculation import SamplingParams
+from acespec.wire import AcceptanceMode
+from bad_network import BadNetwork, Fault, StreamPlan
+from fake_draft import Table, TableDraftEngine, mixed
+from fake_target import TableTargetEngine
+from in_process import draft_model, link_delay
+
+VOCAB = 32
+LOGITS = 2.0 * np.random.default_rng(1).standard_normal((2, VOCAB, VOCAB, VOCAB)).astype(np.float32)
+
+
+def by_last_two(logits: np.ndarray) -> Table:
+    """A table ``[V, V, V]`` as a function of the path (its first token has nothing before it: 0)."""
+    return lambda path: logits[path[-2] if len(path) > 1 else 0, path[-1]]
+
+
+TARGET, OTHER = map(by_last_two, LOGITS)
+
+
+class Scripted(ModeSwitch):
+    """Does as it is told, over and over."""
+
+    def __init__(self, decisions: Sequence[bool]) -> None:
+        super().__init__()
+        self._decisions: Iterator[bool] = itertools.cycle(decisions)
+
+    def enters(self, cautious: Outlook, generated: int) -> bool:
+        return next(self._decisions)
+
+    def leaves(self, outlook: Outlook, generated: int) -> bool:
+        return next(self._decisions)
+
+
+def run(
+    request: GenerationRequest,
+    closeness: float | None = 0.8,
+    draft_settings: DraftSettings | None = None,
+    *,
+    target_ms: float = 10.0,
+    step_ms: float = 1.0,
+    delays: Sequence[float] = (4.0,),
+    plans: Sequence[StreamPlan] = (),
+    draft_context: int = 1024,
+    on_outage: OnOutage = OnOutage.WAIT,
+    provisional: list[list[int]] | None = None,
+) -> GenerationResult:
+    """Generate over a network of ``plans``; ``closeness`` None lets the cloud decode alone.
+
+    ``provisional`` takes what is shown as such.
+    """
+    shown: list[list[int]] = [] if provisional is None else provisional
+    targets: list[TableTargetEngine] = []
+
+    def new_verifier() -> Verifier:
+        targets.append(TableTargetEngine(TARGET, VOCAB, max_context=1024))
+        return Verifier(targets[-1], InlineRunner(), latency_ms=lambda _: target_ms)
+
+    draft = None
+    if closeness is not None:
+        engine = TableDraftEngine(mixed(OTHER, TARGET, closeness), VOCAB, max_context=draft_context)
+        draft = draft_model(engine, step_ms)
+
+    async def main() -> GenerationResult:
+        network = BadNetwork(new_verifier, plans, link_delay(delays))
+        identity = TargetIdentity(vocabulary_hash=targets[0].info.vocabulary_hash)
+        patient = OutageSettings(on_outage, timeout_s=1e6, first_timeout_s=1e6)
+        try:
+            return await generate(
+                network,
+                request,
+                VOCAB,
+                draft,
+                draft_settings,
+                SessionSettings(identity, patient),
+                on_provisional=shown.append,
+            )
+        finally:
+            await network.end()
+
+    result = run_virtual(main())
+    assert all(not target.sequences for target in targets), "every server freed what it held"
+    return result
+
+
+AUTO = DraftSettings(gamma=None, policy=SpeculationPolicy.AUTO)
+
+
+@settings(max_examples=150)
+@given(
+    decisions=st.lists(st.booleans(), min_size=1, max_size=8),
+    gamma=st.none() | st.integers(1, 5),
+    max_new_tokens=st.integers(1, 40),
+    end_token_ids=st.sampled_from([(), (3, 8)]),
+    temperature=st.sampled_from([0.0, 0.7, 1.3]),
+    seed=st.integers(0, 2**64 - 1),
+    closeness=st.sampled_from([0.0, 0.7, 1.0]),
+    delays=st.lists(st.integers(0, 30), min_size=1, max_size=4),
+    step_ms=st.sampled_from([0.5, 3.0, 25.0]),
+    draft_context=st.sampled_from([2, 9, 1024]),
+    plans=st.lists(
+        st.builds(
+            StreamPlan,
+            fault=st.sampled_from(Fault),
+            up=st.booleans(),
+            at=st.integers(0, 9),
+            busy=st.frozensets(st.integers(0, 5), max_size=2),
+        ),
+        max_size=3,
+    ),
+    on_outage=st.sampled_from([OnOutage.WAIT, OnOutage.DRAFT]),
+)
+def test_coupled_text_is_the_clouds_whenever_it_switches(
+    decisions: list[bool],
+    gamma: int | None,
+    max_new_tokens: int,
+    end_token_ids: tuple[int, ...],
+    temperature: float,
+    seed: int,
+    closeness: float,
+    delays: list[int],
+    step_ms: float,
+    draft_context: int,
+    plans: list[StreamPlan],
+    on_outage: OnOutage,
+) -> None:
+    provisional: list[list[int]] = []
+    request = GenerationRequest(
+        (4, 2), end_token_ids, max_new_tokens, SamplingParams(temperature=temperature), seed
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("acespec.edge_runtime.auto_policy.ModeSwitch", lambda: Scripted(decisions))
+        switched = run(
+            request,
+            closeness,
+            DraftSettings(gamma=gamma, policy=SpeculationPolicy.AUTO),
+            step_ms=step_ms,
+            delays=delays,
+            plans=plans,
+            draft_context=draft_context,
+            on_outage=on_outage,
+            provisional=provisional,
+        )
+    alone = run(request, None)
+    assert switched.tokens == alone.tokens
+    assert switched.finish_reason is alone.finish_reason
+    assert switched.provisional == []
+    assert not provisional or provisional[-1] == []
+    metrics = switched.metrics
+    assert metrics.decoded_tokens >= min(max_new_tokens, len(alone.tokens), 1), "the cloud begins"
+    if True not in decisions:
+        assert metrics.rounds == 0
+
+
+def test_while_the_link_is_down_the_draft_goes_on_from_where_the_cloud_was() -> None:
+    request = GenerationRequest((4, 2), (), 40, seed=5)
+    shown: list[list[int]] = []
+    cut = [StreamPlan(Fault.CUT, up=False, at=3), *[StreamPlan(Fault.REFUSE)] * 7]
+    far = {"target_ms": 10.0, "delays": [400.0]}  # rounds lose: the cloud decodes
+    result = run(request, 0.97, AUTO, plans=cut, on_outage=OnOutage.DRAFT, provisional=shown, **far)  # type: ignore[arg-type]
+    assert result.metrics.decoded_tokens == len(result.tokens) == 40
+    assert max(len(line) for line in shown) > 4
+    assert shown[-1] == []
+    longest = max(shown, key=len)
+    at = next(i for i in range(40) if result.tokens[i : i + 3] == longest[:3])
+    assert at > 0, "the text went on as was shown"
+
+
+def test_scripted_switching_does_switch() -> None:
+    request = GenerationRequest((4, 2), (), 60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("acespec.edge_runtime.auto_policy.ModeSwitch", lambda: Scripted([True]))
+        metrics = run(request, 0.7, AUTO).metrics
+    assert metrics.rounds > 4
+    assert metrics.decoded_tokens > 16
+
+
+LONG = GenerationRequest((4, 2), (), 128, seed=3)
+LOSING = [
+    (72.0, 8.5, 100.0),
+    (72.0, 8.5, 200.0),
+    (72.0, 22.0, 100.0),
+    (72.0, 22.0, 200.0),
+    (146.0, 15.0, 200.0),
+]
+"""Target step, draft step and round trip of which rounds lose at an acceptance of 0.5, in milliseconds."""
+
+
+def total_ms(
+    closeness: float | None, target_ms: float, step_ms: float, trip_ms: float, policy: SpeculationPolicy
+) -> tuple[float, GenerationResult]:
+    result = run(
+        LONG,
+        closeness,
+        DraftSettings(gamma=None, policy=policy),
+        target_ms=target_ms,
+        step_ms=step_ms,
+        delays=[trip_ms / 2.0],
+    )
+    return result.metrics.total_ms, result
+
+
+@pytest.mark.parametrize(("target_ms", "step_ms", "trip_ms"), LOSING)
+def test_where_rounds_lose_nothing_is_lost(target_ms: float, step_ms: float, trip_ms: float) -> None:
+    """Not a millisecond: neither learning what would be accepted nor asking for more holds the cloud up."""
+    alone_ms, _ = total_ms(None, target_ms, step_ms, trip_ms, SpeculationPolicy.AUTO)
+    rounds_ms, _ = total_ms(0.52, target_ms, step_ms, trip_ms, SpeculationPolicy.ROUNDS)
+    auto_ms, result = total_ms(0.52, target_ms, step_ms, trip_ms, SpeculationPolicy.AUTO)
+    assert rounds_ms > 1.03 * alone_ms, "they lose"
+    assert auto_ms == pytest.approx(alone_ms, abs=0.1)
+    assert result.metrics.decoded_tokens == 128
+    assert result.metrics.messages_up < 128 / 8 + 4, "a request for each piece, Open and Close"
+    assert result.metrics.beside_ms > 0.0
+
+
+@pytest.mark.parametrize(("target_ms", "step_ms", "trip_ms"), [(72.0, 8.5, 10.0), (146.0, 15.0, 50.0)])
+def test_where_rounds_win_little_of_it_is_missed(target_ms: float, step_ms: float, trip_ms: float) -> None:
+    alone_ms, _ = total_ms(None, target_ms, step_ms, trip_ms, SpeculationPolicy.AUTO)
+    rounds_ms, _ = total_ms(0.85, target_ms, step_ms, trip_ms, SpeculationPolicy.ROUNDS)
+    auto_ms, result = total_ms(0.85, target_ms, step_ms, trip_ms, SpeculationPolicy.AUTO)
+    assert rounds_ms < 0.5 * alone_ms
+    assert auto_ms < 1.2 * rounds_ms
+    assert result.metrics.decoded_tokens <= 12
+
+
+def test_jitter_and_a_draft_slower_than_the_cloud_hold_nothing_up() -> None:
+    for step_ms in (8.5, 90.0):
+        late = list(np.random.default_rng(4).uniform(50.0, 65.0, 97))
+        settings_ = {"target_ms": 72.0, "step_ms": step_ms, "delays": late}
+        alone_ms = run(LONG, None, **settings_).metrics.total_ms  # type: ignore[arg-type]
+        auto = run(LONG, 0.5, AUTO, **settings_).metrics  # type: ignore[arg-type]
+        assert auto.decoded_tokens == 128
+        assert auto.total_ms == pytest.approx(alone_ms, rel=0.01)
+
+
+@pytest.mark.parametrize("closeness", [0.3, 0.8])
+def test_what_is_learned_beside_the_stream_is_what_rounds_would_meet(closeness: float) -> None:
+    request = GenerationRequest((4, 2), (), 200, seed=9)
+    far = {"target_ms": 10.0, "step_ms": 1.0, "delays": [400.0]}
+    beside = run(request, closeness, AUTO, **far).metrics  # type: ignore[arg-type]
+    rounds = run(request, closeness, DraftSettings(gamma=4), **far).metrics  # type: ignore[arg-type]
+    assert beside.rounds == 0
+    assert rounds.acceptance is not None
+    assert beside.alpha == pytest.approx(rounds.acceptance, abs=0.08)
+    assert beside.beta == pytest.approx(rounds.beta, abs=0.3)
+
+
+@pytest.mark.parametrize("closeness", [0.3, 0.8])
+def test_in_residual_mode_acceptance_is_never_taken_for_more_than_it_is(closeness: float) -> None:
+    request = GenerationRequest((4, 2), (), 200, seed=9, mode=AcceptanceMode.RESIDUAL)
+    far = {"target_ms": 10.0, "step_ms": 1.0, "delays": [400.0]}
+    beside = run(request, closeness, AUTO, **far).metrics  # type: ignore[arg-type]
+    rounds = run(request, closeness, DraftSettings(gamma=4), **far).metrics  # type: ignore[arg-type]
+    assert beside.rounds == 0
+    assert beside.alpha is not None
+    assert rounds.acceptance is not None
+    assert beside.alpha < rounds.acceptance + 0.05
