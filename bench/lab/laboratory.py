@@ -141,6 +141,7 @@ def _result(name: str, world: World) -> RunResult:
         hits=log.hits,
         ready_tokens=log.ready_tokens,
         edge_idle_share=max(1.0 - world.edge.busy_ms / total_ms, 0.0) if total_ms > 0.0 else 0.0,
+        inexact=log.inexact,
     )
 
 

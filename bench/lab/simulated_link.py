@@ -198,6 +198,7 @@ class SimulatedLink:
     """Both directions. Jitter and loss are the same for the same ``seed``."""
 
     def __init__(self, conditions: LinkConditions, seed: int) -> None:
+        self.conditions = conditions
         self.up = SimulatedDirection(conditions.up, conditions.loss_up, conditions, seed, "up")
         self.down = SimulatedDirection(conditions.down, conditions.loss_down, conditions, seed, "down")
         self.up.on_arrival = self.down.owe_acknowledgement

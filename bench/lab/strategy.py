@@ -100,6 +100,8 @@ class RunLog:
     """Times it had been, with one token ready at least."""
     ready_tokens: int = 0
     """Tokens that were ready at hits."""
+    inexact: int = 0
+    """Committed tokens that the target would not have put there: of strategies that allow any."""
 
 
 @dataclass
@@ -230,6 +232,8 @@ class RunResult:
     ready_tokens: int
     edge_idle_share: float
     """Share of the time in which the edge computed nothing."""
+    inexact: int = 0
+    """Tokens that the target would not have put there."""
 
     @property
     def tokens_per_s(self) -> float:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from acespec.bench.lab.baselines.colocated import Colocated
 from acespec.bench.lab.baselines.dssd import Dssd
+from acespec.bench.lab.baselines.e2sci import E2Sci, Leniency
 from acespec.bench.lab.baselines.picospec import PicoSpec
+from acespec.bench.lab.baselines.pipesd import PipeSd
 from acespec.bench.lab.baselines.split import Split
 from acespec.bench.lab.baselines.vanilla import Vanilla
 
-__all__ = ["Colocated", "Dssd", "PicoSpec", "Split", "Vanilla"]
+__all__ = ["Colocated", "Dssd", "E2Sci", "Leniency", "PicoSpec", "PipeSd", "Split", "Vanilla"]

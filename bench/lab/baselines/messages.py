@@ -71,6 +71,16 @@ def from_dense(data: bytes) -> HalfPrecision:
     return HalfPrecision(ids, values[ids].astype(np.float16))
 
 
+def encode_batch(tokens: Sequence[int], ask: bool, vocab_size: int) -> bytes:
+    """``ask:8`` (whether a check is asked for), ``token`` x n."""
+    return bytes([ask]) + encode_tokens(tokens, vocab_size)
+
+
+def decode_batch(data: bytes, vocab_size: int) -> tuple[list[int], bool]:
+    """What ``encode_batch`` was given."""
+    return decode_tokens(data[1:], vocab_size), bool(data[0])
+
+
 @dataclass(frozen=True)
 class ChainPart:
     """Drafted tokens, each with its weight out of 2^16 in the distribution it was drawn from."""
