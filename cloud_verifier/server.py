@@ -14,11 +14,11 @@ from collections.abc import Callable
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 
 from acespec.cloud_verifier.addresses import authority, cannot_listen
 from acespec.cloud_verifier.authentication import AnyoneAuthenticator
 from acespec.cloud_verifier.gate import Gate
+from acespec.cloud_verifier.health import HealthService
 from acespec.cloud_verifier.observer import Observer
 from acespec.cloud_verifier.security import Security
 from acespec.cloud_verifier.server_options import ServerOptions, channel_options
@@ -49,7 +49,7 @@ class VerifierServer:
         security = security or Security(credentials=None, authenticator=AnyoneAuthenticator())
         self._options = options
         self._credentials = security.credentials
-        self._health = health_aio.HealthServicer()
+        self._health = HealthService(SERVICE_NAME)
         self._server = grpc.aio.server(options=channel_options(options, verifier.max_context))
         self._verifier = verifier
         service = VerifierService(verifier, options.max_streams, Gate(security.authenticator, observer))
@@ -68,7 +68,7 @@ class VerifierServer:
         except RuntimeError as error:
             raise cannot_listen(host, port, "gRPC could not bind it") from error
         await self._server.start()
-        await self._health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
+        self._health.report(health_pb2.HealthCheckResponse.SERVING)
         return authority(host, bound)
 
     async def stop(self, drain_timeout_s: float) -> None:
@@ -77,7 +77,7 @@ class VerifierServer:
         What is not answered within ``drain_timeout_s`` seconds is ended all the same. Edges are told to
         connect elsewhere, or here again later.
         """
-        await self._health.enter_graceful_shutdown()
+        self._health.report(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._verifier.drain(drain_timeout_s)
         await self._server.stop(GOODBYE_S)
 
