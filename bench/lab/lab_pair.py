@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from acespec.bench.lab.row_codec import ROW_FORMAT
 from acespec.cloud_verifier.engine import TargetInfo
 from acespec.errors import AcespecError
 from acespec.machine import this_processor
@@ -43,6 +44,7 @@ class PairIdentity(BaseModel):
     target_context: int
     computed_by: str
     """Libraries and processor: others give other last bits."""
+    row_format: int = ROW_FORMAT
 
     @property
     def key(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import struct
@@ -14,10 +15,13 @@ from numpy.typing import NDArray
 from acespec.speculation import MAX_CANDIDATES, LogitsRow, SamplingParams, distribution
 from acespec.speculation.selection import largest
 
+ROW_FORMAT = 1
+"""To be raised when the bytes, or what they are read as, change."""
 _DRAFT_HEADER = struct.Struct("<dfIB")  # depth, log-sum-exp (NaN: none), entries, bytes an id
 _TARGET_HEADER = struct.Struct("<IfI")  # vocabulary, filler, entries kept (0: whole)
 _ID_TYPES: dict[int, np.dtype[np.unsignedinteger]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _VALUE_TYPE: np.dtype[np.float32] = np.dtype("<f4")
+_LEVELS = 64
 _WORTH_REDUCING = 4
 """A target row is kept whole if more than one entry in so many decides."""
 SAMPLING_KEY_BYTES = 8
@@ -66,18 +70,8 @@ def decode_draft_row(data: bytes) -> DraftRow:
     return DraftRow(logits, depth)
 
 
-@dataclass(frozen=True)
-class TargetRow:
-    """A target's logits, whole or reduced to what one sampling makes of them."""
-
-    logits: NDArray[np.float32]
-    """[vocab_size]; of a reduced row all entries outside the support are one value, so chosen that they weigh
-    as much together as those they stand for."""
-    sampling_key: bytes
-    """For which sampling it holds; that of ``ANY_SAMPLING`` if it is whole."""
-
-
 ANY_SAMPLING = bytes(SAMPLING_KEY_BYTES)
+"""The key of a whole row."""
 
 
 def sampling_key(params: SamplingParams) -> bytes:
@@ -88,9 +82,11 @@ def sampling_key(params: SamplingParams) -> bytes:
 def encode_target_row(logits: NDArray[np.float32], params: SamplingParams) -> tuple[bytes, bytes]:
     """Return the row as bytes and the sampling key it holds for.
 
-    A reduced row was compared with the whole one: ``distribution`` makes exactly the same of both, in ids and
-    in every bit of the probabilities, so whatever is decided from it is decided alike. Where it does not, and
-    where penalties make it depend on more than the row, the row is kept whole.
+    Where it can, the row is reduced to the support that ``params`` leave. All other entries become about one
+    value, so chosen that they weigh as much together as those they stand for. Each reduced row is compared
+    with the whole one: ``distribution`` makes exactly the same of both, in ids and in every bit of the
+    probabilities, so whatever is decided from it is decided alike. Where it does not, and where penalties make
+    it depend on more than the row, the row is kept whole.
     """
     reduced = None if params.has_penalties else _reduced(logits, params)
     if reduced is None:
@@ -141,6 +137,18 @@ def _filler(rest: NDArray[np.float32], best: float, temperature: float) -> float
 def _expanded(
     vocab_size: int, filler: float, ids: NDArray[np.integer], values: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    row = np.full(vocab_size, filler, np.float32)
+    """The row of ``values`` at ``ids`` and about ``filler`` elsewhere.
+
+    Not just that: looking for the largest among equals takes ten times as long as among numbers that differ,
+    if only in their last bits.
+    """
+    middle = np.float32(filler)
+    row = middle + np.spacing(middle) * _levels(vocab_size)
     row[ids] = values
     return row
+
+
+@functools.cache
+def _levels(vocab_size: int) -> NDArray[np.float32]:
+    """Whole numbers around 0, no more than ``_LEVELS`` different ones, as many of each."""
+    return (np.arange(vocab_size) * _LEVELS // vocab_size - _LEVELS // 2).astype(np.float32)
