@@ -85,8 +85,8 @@ def encode_target_row(logits: NDArray[np.float32], params: SamplingParams) -> tu
     Where it can, the row is reduced to the support that ``params`` leave. All other entries become about one
     value, so chosen that they weigh as much together as those they stand for. Each reduced row is compared
     with the whole one: ``distribution`` makes exactly the same of both, in ids and in every bit of the
-    probabilities, so whatever is decided from it is decided alike. Where it does not, and where penalties make
-    it depend on more than the row, the row is kept whole.
+    probabilities, so whatever is decided from it is decided alike. Where it does not, and where penalties
+    make it depend on more than the row, the row is kept whole.
     """
     reduced = None if params.has_penalties else _reduced(logits, params)
     if reduced is None:
