@@ -44,7 +44,7 @@ class VerifierServer:
     ) -> None:
         """Make it inside the running event loop that will serve.
 
-        ``security`` None serves everybody in plaintext. ``observer`` is told of who was not let in.
+        ``security`` None serves everybody in plaintext. ``observer`` is told of streams that were not let in.
         """
         security = security or Security(credentials=None, authenticator=AnyoneAuthenticator())
         self._options = options
@@ -52,7 +52,9 @@ class VerifierServer:
         self._health = HealthService(SERVICE_NAME)
         self._server = grpc.aio.server(options=channel_options(options, verifier.max_context))
         self._verifier = verifier
-        service = VerifierService(verifier, options.max_streams, Gate(security.authenticator, observer))
+        observer = observer or Observer()
+        gate = Gate(security.authenticator, observer)
+        service = VerifierService(verifier, options.max_streams, gate, observer)
         add_VerifierServicer_to_server(service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 

@@ -10,6 +10,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from acespec.cloud_verifier.gate import Gate
+from acespec.cloud_verifier.observer import Observer
 from acespec.cloud_verifier.tenants import QuotaError, Tenant
 from acespec.cloud_verifier.verifier import Verifier
 from acespec.wire import ErrorCode, SessionError
@@ -49,10 +50,11 @@ class StreamLink:
 class VerifierService(VerifierServicer):
     """Hands each stream to the verifier, and its end back as a status."""
 
-    def __init__(self, verifier: Verifier, max_streams: int, gate: Gate) -> None:
+    def __init__(self, verifier: Verifier, max_streams: int, gate: Gate, observer: Observer) -> None:
         self._verifier = verifier
         self._max_streams = max_streams
         self._gate = gate
+        self._observer = observer
         self._streams_of: Counter[str] = Counter()
 
     async def Session(  # type: ignore[override]  # noqa: N802 - the .proto's name; a coroutine that reads and writes
@@ -64,6 +66,7 @@ class VerifierService(VerifierServicer):
         tenant = await self._gate.tenant(context)
         refusal = self._refusal(tenant)
         if refusal is not None:
+            self._observer.refused(refusal.code.value)
             await context.abort(status_of(refusal.code), refusal.message)
         self._streams_of[tenant.name] += 1
         try:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from acespec.cloud_verifier.authentication import Presented
 from acespec.cloud_verifier.engine import Feed, TargetEngine
 from acespec.cloud_verifier.limits import Limits
+from acespec.cloud_verifier.observer import Observer
 from acespec.cloud_verifier.security import Security
 from acespec.cloud_verifier.server import VerifierServer, serve_until_signal
 from acespec.cloud_verifier.server_options import ServerOptions, channel_options
@@ -47,11 +48,14 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 @contextlib.asynccontextmanager
 async def running(
-    engine: TargetEngine, options: ServerOptions = FREE_PORT, limits: Limits | None = None
+    engine: TargetEngine,
+    options: ServerOptions = FREE_PORT,
+    limits: Limits | None = None,
+    observer: Observer | None = None,
 ) -> AsyncIterator[tuple[VerifierServer, str]]:
     """A server and its address."""
     runner = ThreadRunner("target")
-    server = VerifierServer(Verifier(engine, runner, limits), options)
+    server = VerifierServer(Verifier(engine, runner, limits), options, observer=observer)
     address = await server.start()
     try:
         yield server, address
@@ -233,14 +237,28 @@ async def test_a_call_cancelled_in_a_forward_is_freed_after_it() -> None:
             assert len(await client.decode(2)) == 2
 
 
+class Refusals(Observer):
+    """Keeps the codes of what was refused."""
+
+    def __init__(self) -> None:
+        self.codes: list[str] = []
+
+    def refused(self, code: str) -> None:
+        self.codes.append(code)
+
+
 async def test_no_more_streams_than_allowed() -> None:
-    target = engine()
+    target, seen = engine(), Refusals()
     options = replace(FREE_PORT, max_streams=1)
-    async with running(target, options) as (_, address), client_of(address, target, [1]) as first:
+    async with (
+        running(target, options, observer=seen) as (_, address),
+        client_of(address, target, [1]) as first,
+    ):
         await first.decode(1)
         async with client_of(address, target, [1]) as second:
             error = await refused(second, "the 1 streams it may hold; try again later")
         assert error.code is ErrorCode.UNAVAILABLE, "an edge comes back after a while"
+        assert seen.codes == ["UNAVAILABLE"]
         await first.decode(1)
 
 
