@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from acespec.cloud_verifier.acceptance import Decision, describe_target
+from acespec.cloud_verifier.acceptance import Decision, describe_target, draws_at
 from acespec.cloud_verifier.batcher import Timed
 from acespec.cloud_verifier.busy import BusyError
 from acespec.cloud_verifier.committed import CommittedText
@@ -49,6 +49,9 @@ from acespec.wire import verifier_pb2 as pb
 from acespec.wire.errors import malformed
 
 T = TypeVar("T")
+
+DRAWS_PER_TOKEN = 64
+"""Further draws of the target that a tenant's rate is charged for as for one token."""
 
 
 class Peer(Protocol):
@@ -168,12 +171,19 @@ class Session:
             await self._decode(request, arrived, peer, max(self._decoded_from, peer.committed, told))
 
     async def more_draws(self, request: MoreDraws, peer: Peer) -> None:
-        """Answer with what follows the draws sent so far, or with an answer given before."""
+        """Answer with what follows the draws sent so far, or with an answer given before.
+
+        Raises ``BusyError`` if the tenant has used up its rate: thousands of draws are work as well.
+        """
         rejection = self._rejection
         if rejection is None or request.position != rejection.position:
             raise malformed(f"no draws are due for position {request.position}")
         if request.first_index not in rejection.due:
             raise malformed(f"no draws are due from index {request.first_index} on")
+        price, now = 1 + draws_at(request.first_index) // DRAWS_PER_TOKEN, asyncio.get_running_loop().time()
+        wait_s = self._shared.ledger.take(self.tenant, price, now)
+        if wait_s > 0.0:
+            raise BusyError(math.ceil(1000.0 * wait_s))
         target = self._describe(rejection, request.first_index)
         await peer.send(self.codec.encode_cloud(MoreTarget(target)))
 

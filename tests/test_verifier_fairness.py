@@ -9,7 +9,10 @@ import pytest
 from acespec.bench.virtual_clock import run_virtual
 from acespec.cloud_verifier.limits import Limits
 from acespec.cloud_verifier.tenants import Quota, Tenant
-from acespec.wire import Busy, Close
+from acespec.speculation import SamplingParams
+from acespec.wire import AcceptanceMode, Busy, Close, MoreDraws, MoreTarget, RejectVerdict
+from fake_draft import hashed_table
+from fake_target import TableTargetEngine
 from verifier_client import open_request, refused
 from verifier_edges import GatedEngine, edges_of, lose, table_engine, under_way
 
@@ -85,6 +88,35 @@ def test_a_tenant_pays_for_each_time_its_text_is_fed() -> None:
 
     seconds = 20.0 + 50 * 2 * 0.5
     assert 500 <= run_virtual(main()) <= 10.0 * seconds + 100
+
+
+def test_further_draws_are_paid_for_and_put_off() -> None:
+    async def main() -> float:
+        engine, tenant = TableTargetEngine(hashed_table(64, salt=2), 64), Tenant("t", Quota(tokens_per_s=2.0))
+        request = open_request(
+            engine,
+            [1],
+            mode=AcceptanceMode.RESIDUAL,
+            sampling=SamplingParams(temperature=50.0),
+            token_limit=60,
+        )
+        async with edges_of(engine) as edges:
+            client = await edges.opened(request, tenant)
+            await asyncio.sleep(2.0)
+            await client.send(client.next_round([3], weights=[65536]))  # costs what comes in a second
+            rejection = await client.receive()
+            assert isinstance(rejection, RejectVerdict)
+            question = MoreDraws(len(request.committed), len(rejection.target.ids))
+            answers = []
+            while answers.count(MoreTarget) < 20:
+                await client.send(question)
+                answer = await client.receive()
+                answers.append(type(answer))
+                if isinstance(answer, Busy):
+                    await asyncio.sleep(answer.retry_ms / 1000.0)
+            return asyncio.get_running_loop().time()
+
+    assert run_virtual(main()) == pytest.approx(2.0 + 20 / 2.0, abs=0.1)
 
 
 def test_a_prompt_is_paid_for_once_however_long_it_takes_to_be_fed() -> None:
