@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import click
 
-from acespec.bench.link import DirectionShape, LinkShape, parse_rate
+from acespec.bench.link import DirectionShape, LinkShape
 from acespec.bench.relay import Relay, Traffic
 from acespec.errors import AcespecError
-from acespec.options import FiniteRange
+from acespec.options import FiniteRange, RateType
 
 Address = tuple[str, int]
 T = TypeVar("T")
@@ -32,18 +32,6 @@ class AddressType(click.ParamType[Address]):
         if not (separator and host and port.isdecimal() and int(port) < 2**16):
             self.fail(f"{value!r} is not of the form HOST:PORT", param, ctx)
         return host, int(port)
-
-
-class RateType(click.ParamType[float]):
-    """``50kbps``, in bytes per second."""
-
-    name = "rate"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            return parse_rate(str(value))
-        except AcespecError as error:
-            self.fail(str(error), param, ctx)
 
 
 @click.command("wan-relay")

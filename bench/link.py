@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from dataclasses import dataclass, field
-
-from acespec.errors import AcespecError
 
 SEGMENT_BYTES = 1448
 """Payload of a full TCP segment on an Ethernet path; a rate-limited link serialises one after the other."""
-
-_RATE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<prefix>[kmg]?)bps", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -60,15 +55,3 @@ class DelayLine:
         travel_ms = self._shape.delay_ms + self._shape.jitter_ms * self._jitter.random()
         self._last_due = max(self._last_due, self._busy_until + travel_ms / 1000.0)
         return self._last_due
-
-
-def parse_rate(text: str) -> float:
-    """Bytes per second of a rate in bits: ``50kbps``, ``1.5Mbps`` (decimal prefixes, any case).
-
-    Raises ``AcespecError`` for anything else, and for a rate of 0.
-    """
-    match = _RATE.fullmatch(text.strip())
-    if match is None or float(match["number"]) == 0.0:
-        raise AcespecError(f"{text!r} is not a rate; write it as 50kbps or 1.5Mbps")
-    factor = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match["prefix"].lower()]
-    return float(match["number"]) * factor / 8.0

@@ -20,10 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acespec.bench.link import SEGMENT_BYTES, DelayLine, DirectionShape, LinkShape, parse_rate
+from acespec.bench.link import SEGMENT_BYTES, DelayLine, DirectionShape, LinkShape
 from acespec.bench.pipe import MAX_HELD_BYTES, Pipe
 from acespec.bench.relay import Relay, Traffic
-from acespec.errors import AcespecError
 
 
 class ManualClock:
@@ -199,20 +198,6 @@ def test_a_lost_sink_drops_what_is_under_way_and_lets_the_source_send() -> None:
     pipe.feed(b"more")
     clock.advance_to(1.0)
     assert end.arrivals == []
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("50kbps", 6250.0), ("1.5Mbps", 187500.0), ("8bps", 1.0), (" 1 Gbps ", 1.25e8), ("10Kbps", 1250.0)],
-)
-def test_rates_are_bits_with_decimal_prefixes(text: str, expected: float) -> None:
-    assert parse_rate(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "50", "kbps", "-1kbps", "0kbps", "50kB/s", "1e3kbps"])
-def test_what_is_not_a_rate_is_refused(text: str) -> None:
-    with pytest.raises(AcespecError, match="write it as 50kbps"):
-        parse_rate(text)
 
 
 @pytest.mark.parametrize(
