@@ -17,12 +17,12 @@ from acespec.edge_runtime.draft_model import load_draft
 from acespec.edge_runtime.generate import GenerationResult
 from acespec.edge_runtime.link_options import link_options, remote_settings
 from acespec.edge_runtime.outage import OnOutage
-from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest
+from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest, SpeculationPolicy
 from acespec.edge_runtime.runtimes import Provider, runtime_options
 from acespec.errors import AcespecError
 from acespec.models import DEMO_PAIR, bundles_folder, load_tokenizer, pair
 from acespec.models.manifest import Bundle, load_bundle
-from acespec.options import THREADS, Runtime
+from acespec.options import THREADS, RangeOrAuto, Runtime
 from acespec.speculation import Allocation, SamplingParams
 from acespec.wire import MAX_CHAIN, AcceptanceMode
 
@@ -53,10 +53,10 @@ EXIT_UNVERIFIED = 3
 )
 @click.option(
     "--policy",
-    type=click.Choice(["rounds", "cloud"]),
-    default="rounds",
+    type=click.Choice([*(p.value for p in SpeculationPolicy), "cloud"]),
+    default=SpeculationPolicy.ROUNDS.value,
     show_default=True,
-    help="Speculate, or let the cloud decode alone.",
+    help="Speculate, let the cloud decode alone, or change between the two as one or the other is faster.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True)
 @click.option(
@@ -70,7 +70,11 @@ EXIT_UNVERIFIED = 3
 @click.option("--frequency-penalty", type=float, default=0.0, show_default=True)
 @click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
 @click.option(
-    "--gamma", type=click.IntRange(1, MAX_CHAIN), default=PAIR.gamma, show_default=True, help="Longest chain."
+    "--gamma",
+    type=RangeOrAuto(1, MAX_CHAIN),
+    default=PAIR.gamma,
+    show_default=True,
+    help="Longest chain; auto: chosen together with the budget, by what link and models turn out to be.",
 )
 @click.option(
     "--budget",
@@ -105,7 +109,7 @@ def generate(
     """Generate text with a draft model here and a verifier in the cloud."""
     remote = remote_settings(link)
     if remote.outage.on_outage is OnOutage.DRAFT and policy == "cloud":
-        raise AcespecError("--on-outage draft goes on with the draft model: it needs --policy rounds")
+        raise AcespecError("--on-outage draft goes on with the draft model: it needs --policy rounds or auto")
     from acespec.edge_runtime.remote import generate_remotely
     from acespec.edge_runtime.text import IncrementalText, encode_prompt
     from acespec.edge_runtime.text_display import TextDisplay
@@ -114,7 +118,9 @@ def generate(
     tokenizer = load_tokenizer(bundle.tokenizer_path)
     prompt_ids = encode_prompt(tokenizer, bundle, prompt, chat)
     request, settings = requested(bundle, prompt_ids, options)
-    model = load_draft(bundle, threads, runtime, provider) if policy == "rounds" else None
+    if policy != "cloud":
+        settings = dataclasses.replace(settings, policy=SpeculationPolicy(policy))
+    model = load_draft(bundle, threads, runtime, provider) if policy != "cloud" else None
     text = IncrementalText(tokenizer)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop

@@ -86,6 +86,15 @@ def test_rounds_and_cloud_give_the_same_text_over_grpc(server: str) -> None:
     assert metrics["target_forwards_per_token"] < 0.6
 
 
+def test_auto_gives_the_clouds_text_over_grpc(server: str) -> None:
+    common = ("-p", "Hello", "--max-new-tokens", "40", "--seed", "11")
+    auto = generate_json(server, *common, "--policy", "auto", "--gamma", "auto")
+    assert auto["tokens"] == generate_json(server, *common, "--policy", "cloud")["tokens"]
+    metrics = auto["metrics"]
+    assert isinstance(metrics, dict)
+    assert metrics["decoded_tokens"] > 0, "the cloud begins"
+
+
 def test_the_plain_output_is_the_text(server: str) -> None:
     common = ("-p", "Hello", "--max-new-tokens", "30", "--seed", "3", "--temperature", "0.5")
     plain = generate(server, *common)
