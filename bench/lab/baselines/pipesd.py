@@ -48,9 +48,9 @@ REMEMBERED_WINDOWS = 100
 class PipeSd:
     """``Strategy``: the target's greedy text, whatever the request's temperature."""
 
-    sequence_threshold: float = 0.3
+    sequence_threshold: float = 0.2
     """A check is asked for when the product of the tokens' confidences is no more than this."""
-    token_threshold: float = 0.3
+    token_threshold: float = 0.2
     """Or when one token's is."""
     name: str = "pipesd"
 
