@@ -48,6 +48,9 @@ COMMANDS = {
         "acespec.edge_runtime.inspect_command", "inspect", "Show what a bundle holds and takes."
     ),
     "models": LazyCommand("acespec.models.commands", "models", "Fetch models and derive drafts from them."),
+    "plan": LazyCommand(
+        "acespec.edge_runtime.plan_command", "plan", "Say which way to generate wins over a link."
+    ),
     "profile": LazyCommand(
         "acespec.edge_runtime.profile_command", "profile", "Measure how long a bundle's steps take here."
     ),
