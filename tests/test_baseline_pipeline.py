@@ -1,4 +1,4 @@
-"""The single-chain pipeline, as PicoSpec has it: a chain that never waits, and what happens when one of its tokens falls."""
+"""The single-chain pipeline as PicoSpec has it: it never waits, and a token that falls voids what follows."""
 
 from __future__ import annotations
 
