@@ -100,9 +100,10 @@ def test_jitter_delays_by_up_to_so_much_and_reorders_nothing() -> None:
     assert 0.02 < max(extra) <= 0.03 + 1e-9
 
 
-def test_the_seed_decides_jitter_and_loss() -> None:
+@pytest.mark.parametrize("trouble", [{"jitter_ms": 20.0}, {"loss": 0.2}])
+def test_the_seed_decides_jitter_and_loss(trouble: dict[str, float]) -> None:
     def run_with(seed: int) -> list[float]:
-        conditions = LinkConditions.symmetric(RTT_MS, jitter_ms=20.0, loss=0.2)
+        conditions = LinkConditions.symmetric(RTT_MS, **trouble)
         return run(arrivals(SimulatedLink(conditions, seed), *[(0.1 * n, 8) for n in range(30)]))
 
     assert run_with(3) == run_with(3)
