@@ -143,7 +143,7 @@ def _expanded(
     if only in their last bits.
     """
     middle = np.float32(filler)
-    row = middle + np.spacing(middle) * _levels(vocab_size)
+    row: NDArray[np.float32] = middle + np.spacing(middle) * _levels(vocab_size)
     row[ids] = values
     return row
 
