@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Any, TypeAlias
 
@@ -30,6 +31,8 @@ class StreamLink:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._ended = False
+        self.stuck = False
+        """Whether gRPC still writes a message that was given up: nothing can follow it, no status either."""
 
     async def receive(self) -> pb.EdgeMessage | None:
         if self._ended:
@@ -44,7 +47,11 @@ class StreamLink:
         return message
 
     async def send(self, message: pb.CloudMessage) -> None:
-        await self._context.write(message)
+        try:
+            await self._context.write(message)
+        except asyncio.CancelledError:
+            self.stuck = True
+            raise
 
 
 class VerifierService(VerifierServicer):
@@ -56,6 +63,7 @@ class VerifierService(VerifierServicer):
         self._gate = gate
         self._observer = observer
         self._streams_of: Counter[str] = Counter()
+        self._num_stuck = 0
 
     async def Session(  # type: ignore[override]  # noqa: N802 - the .proto's name; a coroutine that reads and writes
         self,
@@ -69,14 +77,28 @@ class VerifierService(VerifierServicer):
             self._observer.refused(refusal.code.value)
             await context.abort(status_of(refusal.code), refusal.message)
         self._streams_of[tenant.name] += 1
+        link = StreamLink(context)
         try:
-            await self._verifier.serve(StreamLink(context), tenant)
+            await self._verifier.serve(link, tenant)
         except SessionError as error:
+            if link.stuck:
+                await self._wait_for_its_edge_to_leave()
             await context.abort(status_of(error.code), error.message)
         finally:
             self._streams_of[tenant.name] -= 1
             if not self._streams_of[tenant.name]:
                 del self._streams_of[tenant.name]
+
+    async def _wait_for_its_edge_to_leave(self) -> None:
+        """Hold a stream whose edge reads nothing, until gRPC cancels this.
+
+        gRPC's server has no way to end it. Left alone it would go on unseen for as long as its connection.
+        """
+        self._num_stuck += 1
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self._num_stuck -= 1
 
     def _refusal(self, tenant: Tenant) -> SessionError | None:
         """Why there is no room for one more stream of ``tenant``; None if there is.
@@ -89,7 +111,7 @@ class VerifierService(VerifierServicer):
                 f"tenant {tenant.name!r} has the {streams_for(quota)} streams that its quota max_sessions "
                 f"({quota}) is good for; close a session first"
             )
-        if self._verifier.num_streams >= self._max_streams:
+        if self._verifier.num_streams + self._num_stuck >= self._max_streams:
             return SessionError(
                 ErrorCode.UNAVAILABLE,
                 f"the server holds the {self._max_streams} streams it may hold; try again later",

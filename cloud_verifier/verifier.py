@@ -272,7 +272,9 @@ class Verifier:
         await stream.send(encode_busy(Busy(busy.retry_ms)))
 
     async def _say_goodbye(self, stream: Stream, error: SessionError) -> None:
-        """Send ``Reset`` before a stream that the shutdown ends."""
+        """Send ``Reset`` before a stream that the shutdown ends, unless a message is stuck in it already."""
+        if stream.waiting is Waiting.READER:
+            return
         if self._draining and error.code is ErrorCode.UNAVAILABLE and stream.session is not None:
             stream.wait_for(Waiting.READER)
             reset = Reset(stream.session.epoch, ResetReason.SHUTTING_DOWN)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
+import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -33,12 +35,25 @@ from acespec.compute import ThreadRunner
 from acespec.edge_runtime.channel_security import ChannelSecurity
 from acespec.edge_runtime.grpc_transport import LinkSettings, VerifierChannel
 from acespec.errors import AcespecError
-from acespec.wire import ErrorCode, Reset, ResetReason, Resume, SessionError, TokenVerdict
+from acespec.wire import (
+    Codec,
+    Decode,
+    ErrorCode,
+    PrefixCheck,
+    Reset,
+    ResetReason,
+    Resume,
+    SessionError,
+    TokenVerdict,
+)
 from fake_draft import hashed_table
 from fake_target import TableTargetEngine
+from raw_http2 import DATA, PREFACE, SETTINGS, RawConnection, frame, grpc_message, open_stream
 from verifier_client import VerifierClient, all_answers, decoded_text, open_request, refused
 
 VOCAB = 16
+INITIAL_WINDOW_SIZE = 0x4
+"""HTTP/2's setting: bytes that may be under way to the client in a stream."""
 TABLE = hashed_table(VOCAB, salt=3)
 FREE_PORT = ServerOptions(port=0)
 NO_RESUMING = Limits(resume_ttl_s=0.0)
@@ -55,7 +70,7 @@ async def running(
 ) -> AsyncIterator[tuple[VerifierServer, str]]:
     """A server and its address."""
     runner = ThreadRunner("target")
-    server = VerifierServer(Verifier(engine, runner, limits), options, observer=observer)
+    server = VerifierServer(Verifier(engine, runner, limits, observer), options, observer=observer)
     address = await server.start()
     try:
         yield server, address
@@ -71,7 +86,8 @@ async def client_of(
     """A session on a connection of its own, begun."""
     async with VerifierChannel(address) as channel:
         client = VerifierClient(channel.session(), open_request(engine, prompt, **changes))
-        await client.begin()
+        with contextlib.suppress(SessionError):  # who is refused at once reads why
+            await client.begin()
         yield client
         await client.link.close()
 
@@ -242,9 +258,11 @@ class Refusals(Observer):
 
     def __init__(self) -> None:
         self.codes: list[str] = []
+        self.first = asyncio.Event()
 
     def refused(self, code: str) -> None:
         self.codes.append(code)
+        self.first.set()
 
 
 async def test_no_more_streams_than_allowed() -> None:
@@ -260,6 +278,33 @@ async def test_no_more_streams_than_allowed() -> None:
         assert error.code is ErrorCode.UNAVAILABLE, "an edge comes back after a while"
         assert seen.codes == ["UNAVAILABLE"]
         await first.decode(1)
+
+
+async def test_a_stream_whose_edge_reads_nothing_counts_until_the_edge_has_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its last message is still being written: gRPC can put no status behind it."""
+    target, seen = engine(), Refusals()
+    request = open_request(target, [1])
+    codec = Codec(request.vocab_size, request.mode)
+    decode = Decode(0, PrefixCheck(request.committed).value, 20)
+    options, limits = replace(FREE_PORT, max_streams=1), Limits(write_timeout_s=0.1)
+    async with running(target, options, limits, seen) as (_, address):
+        async with RawConnection(address) as raw:
+            await raw.send(PREFACE + frame(SETTINGS, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, 0)))
+            await raw.send(open_stream(1))
+            for message in (request, decode):
+                data = codec.encode_edge(message).SerializeToString()
+                await raw.send(frame(DATA, 1, grpc_message(data)))
+            await seen.first.wait()
+            async with client_of(address, target, [1]) as other:
+                await asyncio.wait_for(refused(other, "the 1 streams it may hold"), 30.0)
+        while True:  # until the server has noticed
+            async with client_of(address, target, [1]) as other:
+                with contextlib.suppress(SessionError):
+                    await other.decode(1)
+                    break
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 class QuotaForEveryone:
