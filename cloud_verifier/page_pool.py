@@ -33,7 +33,7 @@ class PagePool:
         fitting = min((run for run in self._free if len(run) >= count), key=len, default=None)
         sources = sorted(self._free, key=len, reverse=True) if fitting is None else [fitting]
         lent: list[range] = []
-        kept = [run for run in self._free if run not in sources]
+        kept = [] if fitting is None else [run for run in self._free if run is not fitting]
         for run in sources:
             lent.append(run[:count])
             kept.append(run[count:])

@@ -104,7 +104,7 @@ class Session:
         self._shared = shared
         self._token_bits = token_bits(request.vocab_size)
         self._text = CommittedText(request, max_context)
-        self._steps = Steps(request, self._text, self.seat, shared.batcher, shared.engine)
+        self._steps = Steps(self._request, self._text, self.seat, shared.batcher, shared.engine)
         self._rejection: Rejection | None = None
         self._next_seq = 0
         self._last: Round | Decode | None = None
