@@ -12,6 +12,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_BYTES = 4 << 30
 _WRITES_HELD = 2048
+_PAGE_BYTES = 1 << 14
+"""Draft rows at temperature 1 have 3 KiB: in pages of 4 KiB a quarter of the file would be empty."""
 _WAIT_S = 60.0
 
 
@@ -30,6 +32,7 @@ class RowFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)
+            self._database.execute(f"PRAGMA page_size={_PAGE_BYTES}")
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.execute(
