@@ -31,6 +31,7 @@ def make_tables(seed: int = 3, distance: float = 1.2) -> tuple[Table, Table]:
     """Target and draft: as far apart as ``distance``, with point masses and disjoint supports among them."""
     generator = np.random.default_rng(seed)
     target = (1.5 * generator.normal(size=(VOCAB,) * 3)).astype(np.float32)
+    target[..., END_TOKENS] -= 1.5  # or texts would be too short to show much
     draft = (target + distance * generator.normal(size=target.shape)).astype(np.float32)
     for a, b in ((0, 1), (2, 2)):
         target[a, b, : VOCAB // 2] = -np.inf
@@ -38,6 +39,11 @@ def make_tables(seed: int = 3, distance: float = 1.2) -> tuple[Table, Table]:
     draft[1, 0, 1:] = -np.inf
     target[1, 3, :-1] = -np.inf
     return target, draft
+
+
+def opposite(target: Table) -> Table:
+    """Logits whose largest are never the target's largest."""
+    return np.where(np.isfinite(target), -target, np.float32(9.0))
 
 
 class TableModels:

@@ -6,7 +6,6 @@ import itertools
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from acespec.bench.lab.baselines import PicoSpec, picospec, pipeline, rejection
@@ -16,13 +15,13 @@ from acespec.bench.lab.simulated_link import LinkConditions
 from acespec.speculation import SamplingParams
 from baseline_world import (
     GREEDY,
-    Table,
     TableModels,
     greedy_text,
     joint_p_values,
     make_request,
     make_tables,
     make_world,
+    opposite,
     run_one,
     sampled_texts,
 )
@@ -120,11 +119,6 @@ def test_a_chain_whose_first_token_falls_by_the_row_at_hand_costs_no_forward() -
     # Two of the first chain; the third falls at once; its replacement takes part in the next chain's forward.
     assert world.log.forwards == 3
     assert third == world.log.tokens[2]
-
-
-def opposite(target: Table) -> Table:
-    """Logits whose largest are never the target's largest."""
-    return np.where(np.isfinite(target), -target, np.float32(9.0))
 
 
 def _greedy_without_end(length: int) -> tuple[int, ...]:

@@ -38,6 +38,7 @@ from baseline_world import (
     make_request,
     make_tables,
     make_world,
+    opposite,
     run_one,
     sampled_texts,
 )
@@ -105,6 +106,18 @@ def test_vanilla_waits_for_every_round() -> None:
     second = 3 * draft_ms + 50.0 + target_ms
     assert world.log.last_token_ms == pytest.approx(world.log.first_token_ms + second)
     assert (world.log.forwards, world.log.tested, world.log.accepted) == (2, 6, 6)
+
+
+@pytest.mark.parametrize("strategy", [Vanilla(2), Dssd(2)], ids=lambda strategy: strategy.name)
+def test_a_rejection_costs_the_edge_a_whole_chain(strategy: Strategy) -> None:
+    """A draft that is never right: what is fed of a rejected chain does not count."""
+    target, _ = make_tables()
+    models = TableModels(target, opposite(target))
+    request = replace(make_request(GREEDY, max_new_tokens=4), end_token_ids=())
+    world = run_one(strategy, lambda: make_world(models, request, conditions=FAST_LINK))
+    # Chains of two, two, one and none: with two left one is drafted, with one none.
+    steps_ms = (2 + 1) * 8.5
+    assert world.log.last_token_ms == pytest.approx(world.log.first_token_ms + steps_ms + 3 * (50.0 + 146.0))
 
 
 def test_colocated_streams_without_waiting() -> None:
