@@ -67,15 +67,15 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     assert "Traceback" not in result.stderr
 
 
-def fail_with(monkeypatch: pytest.MonkeyPatch, error: Exception) -> str:
-    """What ``main`` exits with when a command raises ``error``."""
+def fail_with(monkeypatch: pytest.MonkeyPatch, error: Exception, *words: str) -> str:
+    """What ``main`` exits with when the command in ``words`` raises ``error``."""
 
     def raise_error(**_: object) -> None:
         raise error
 
     monkeypatch.setattr(cli, "acespec", raise_error)
     with pytest.raises(SystemExit) as stop:
-        cli.main()
+        cli.main(words)
     return str(stop.value.code)
 
 
@@ -86,7 +86,33 @@ def test_a_user_error_is_one_line_and_not_a_traceback(monkeypatch: pytest.Monkey
 
 def test_a_missing_module_names_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     message = fail_with(monkeypatch, ModuleNotFoundError("no", name="onnxruntime.capi"))
-    assert message.endswith("pip install '.[edge]'")
+    assert message == (
+        "acespec: error: this needs the extra 'edge', of which onnxruntime.capi is not installed; "
+        "in a clone of acespec, run: pip install '.[edge]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "extra"),
+    [
+        (("-v", "serve", "--model", "demo"), "jwt", "cloud"),
+        (("serve",), "tokenizers", "cloud"),
+        (("serve",), "tomllib", "cloud"),
+        (("serve",), "opentelemetry.sdk", "tracing"),
+        (("demo",), "torch", "bench"),
+        (("export", "m"), "torch", "export"),
+        (("token", "list"), "yaml", "cloud"),
+        (("models", "list"), "huggingface_hub", "cloud"),
+    ],
+)
+def test_a_command_names_the_one_extra_it_needs(
+    words: tuple[str, ...], module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = fail_with(monkeypatch, ModuleNotFoundError("no", name=module), *words)
+    assert message == (
+        f"acespec: error: this needs the extra '{extra}', of which {module} is not installed; "
+        f"in a clone of acespec, run: pip install '.[{extra}]' (Python 3.11 or later)"
+    )
 
 
 def test_a_broken_module_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +158,23 @@ def test_every_module_an_extra_is_said_to_bring_exists() -> None:
     for modules in cli.EXTRAS.values():
         for module in modules:
             assert importlib.util.find_spec(module), module
+
+
+def test_no_extra_is_said_to_bring_what_python_has_itself() -> None:
+    for modules in cli.EXTRAS.values():
+        assert not set(modules) & sys.stdlib_module_names
+
+
+def test_the_readmes_table_has_every_extra() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    root = Path(__file__).resolve().parent.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = (root / "README.md").read_text(encoding="utf-8")
+    rows = [row for row in text.splitlines() if row.startswith("| `acespec[")]
+    listed = {extra for row in rows for extra in re.findall(r"\[(\w+)\]`", row.split("|")[1])}
+    assert listed == set(project["optional-dependencies"])
+    for extra in cli.EXTRAS | {lazy.extra: () for lazy in cli.COMMANDS.values() if lazy.extra is not None}:
+        assert extra in listed
 
 
 BASE_MODULES = {"click", "numpy", "platformdirs", "pydantic", "rich", "typing_extensions"}

@@ -87,6 +87,13 @@ def test_a_missing_library_hinders_the_roles_that_need_it(module: str, hindered:
         assert fault.remedy == f"in a clone of acespec: pip install '.[{role.split(' ')[0]}]'"
 
 
+def test_what_is_absent_is_one_fault_with_one_command() -> None:
+    absent = dict.fromkeys(("torch", "yaml", "jwt", "google"), NOT_INSTALLED)
+    (fault,) = verdict(facts(absent), "cloud").faults
+    assert fault.what == "torch, jwt, yaml and google are not installed"
+    assert fault.remedy == "in a clone of acespec: pip install '.[cloud]'"
+
+
 def test_a_broken_library_is_reinstalled() -> None:
     (fault,) = verdict(facts({"grpc": "it ended the process by SIGSEGV"}), "edge on onnxruntime").faults
     assert fault.what == "grpc cannot be imported: it ended the process by SIGSEGV"
@@ -205,6 +212,13 @@ def test_a_probe_looks_where_its_caller_looks(tmp_path: Path, monkeypatch: pytes
 def test_a_library_without_a_version_of_its_own_has_its_distributions() -> None:
     assert try_import("click").version
     assert try_import("onnxruntime").works
+
+
+def test_a_library_that_tells_no_version_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "acespec_probe_target.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert try_import("acespec_probe_target") == Library("acespec_probe_target", "version unknown", "")
+    assert try_import("json").works
 
 
 def test_a_library_that_needs_another_is_broken_and_not_absent(

@@ -23,14 +23,19 @@ class LazyCommand:
     module: str
     attribute: str
     summary: str
+    extra: str | None = None
+    """What it needs beyond ``edge``, to be named whichever of its modules is missing first."""
 
 
 COMMANDS = {
+    "bench": LazyCommand(
+        "acespec.bench.lab.commands", "bench", "Measure ways to generate over simulated links."
+    ),
     "certs": LazyCommand(
-        "acespec.certs_command", "certs", "Make certificates for development: TLS and mTLS."
+        "acespec.certs_command", "certs", "Make certificates for development: TLS and mTLS.", "cloud"
     ),
     "demo": LazyCommand(
-        "acespec.bench.commands", "demo", "Run the whole system on this machine and compare it."
+        "acespec.bench.commands", "demo", "Run the whole system on this machine and compare it.", "bench"
     ),
     "engine": LazyCommand(
         "acespec.edge_runtime.engine_command", "engine", "Compile a bundle for this device with TensorRT."
@@ -39,7 +44,7 @@ COMMANDS = {
         "acespec.doctor_command", "doctor", "Say what this machine can run and what is missing."
     ),
     "export": LazyCommand(
-        "acespec.export.commands", "export", "Turn a model into a bundle the edge can run."
+        "acespec.export.commands", "export", "Turn a model into a bundle the edge can run.", "export"
     ),
     "generate": LazyCommand(
         "acespec.edge_runtime.commands", "generate", "Generate text with a verifier's help."
@@ -54,9 +59,14 @@ COMMANDS = {
     "profile": LazyCommand(
         "acespec.edge_runtime.profile_command", "profile", "Measure how long a bundle's steps take here."
     ),
-    "serve": LazyCommand("acespec.cloud_verifier.commands", "serve", "Serve a target model as a verifier."),
+    "serve": LazyCommand(
+        "acespec.cloud_verifier.commands", "serve", "Serve a target model as a verifier.", "cloud"
+    ),
     "token": LazyCommand(
-        "acespec.token_command", "token", "Make, list and revoke the tokens a verifier asks edges for."
+        "acespec.token_command",
+        "token",
+        "Make, list and revoke the tokens a verifier asks edges for.",
+        "cloud",
     ),
     "validate": LazyCommand("acespec.validate_command", "validate", "Check a bundle's files and logits."),
     "wan-relay": LazyCommand(
@@ -78,12 +88,14 @@ EXTRAS = {
         "jwt",
         "prometheus_client",
         "yaml",
-        "tomllib",  # Python 3.11's own, which this extra needs
     ),
     "tracing": ("opentelemetry",),
     "export": ("onnx", "onnxscript", "onnx_ir", "ml_dtypes"),
+    "plot": ("matplotlib",),
 }
 """The modules each extra brings; ``edge`` first, as the smallest that is likely to do."""
+NEEDS_NEWER_PYTHON = {"tomllib": "cloud"}
+"""Modules of Python 3.11 itself, by the extra that may count on them."""
 
 
 class LazyGroup(click.Group):
@@ -118,9 +130,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     ``arguments`` are the words after ``acespec``; None: those of this process.
     """
+    words = sys.argv[1:] if arguments is None else arguments
     try:
         try:
-            acespec(args=arguments, prog_name="acespec")
+            acespec(args=words, prog_name="acespec")
         finally:
             if sys.stdout is not None:  # None where it was closed
                 sys.stdout.flush()  # here, where a full disk can still be reported in one line
@@ -135,21 +148,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except AcespecError as error:
         raise SystemExit(f"acespec: error: {error}") from None
     except ImportError as error:
-        extra = missing_extra(error.name or "")
-        if extra is None:
+        name = next((word for word in words if not word.startswith("-")), "")
+        message = not_importable(error, COMMANDS.get(name))
+        if message is None:
             raise
-        if not isinstance(error, ModuleNotFoundError):  # it is there, and broken
-            cause = " ".join(str(error).split())
-            raise SystemExit(
-                f"acespec: error: {error.name} cannot be imported ({cause}); what mends it: acespec doctor"
-            ) from None
-        raise SystemExit(
-            f"acespec: error: {error.name} is not installed; in a clone of acespec, run: "
-            f"pip install '.[{extra}]'" + ("" if extra == "edge" else " (Python 3.11 or later)")
-        ) from None
+        raise SystemExit(f"acespec: error: {message}") from None
+
+
+def not_importable(error: ImportError, command: LazyCommand | None) -> str | None:
+    """The line about a module that ``command`` needs; None for one that no extra brings, which is a bug."""
+    module = error.name or ""
+    extra = missing_extra(module)
+    if extra is None:
+        return None
+    if not isinstance(error, ModuleNotFoundError):  # it is there, and broken
+        cause = " ".join(str(error).split())
+        return f"{module} cannot be imported ({cause}); what mends it: acespec doctor"
+    if command is not None and command.extra is not None and extra != "tracing":
+        extra = command.extra
+    python = "" if extra == "edge" else " (Python 3.11 or later)"
+    return (
+        f"this needs the extra {extra!r}, of which {module} is not installed; in a clone of acespec, run: "
+        f"pip install '.[{extra}]'{python}"
+    )
 
 
 def missing_extra(module: str) -> str | None:
     """The extra that brings ``module``, or None for a module no extra brings."""
     top = module.split(".")[0]
-    return next((extra for extra, modules in EXTRAS.items() if top in modules), None)
+    found = next((extra for extra, modules in EXTRAS.items() if top in modules), None)
+    return found or NEEDS_NEWER_PYTHON.get(top)

@@ -212,19 +212,25 @@ def _edge_on_tensorrt(facts: Facts, runtime: str) -> Verdict:
 
 
 def _missing(facts: Facts, role: str, without: Sequence[str] = ()) -> list[Fault]:
-    """Libraries of ``role`` and of the package itself that are absent or broken."""
+    """Libraries of ``role`` and of the package itself that are broken, one by one, or absent, together."""
+    modules = [module for module in (*BASE_MODULES, *NEEDS[role]) if module not in without]
+    wanted = {module: facts.libraries[module] for module in modules}
+    absent = [library.name for library in wanted.values() if library.fault == NOT_INSTALLED]
     faults = []
-    for module in (*BASE_MODULES, *NEEDS[role]):
-        library = facts.libraries[module]
-        if library.works or module in without:
-            continue
-        if library.fault == NOT_INSTALLED:
-            faults.append(Fault(f"{library.name} is not installed", install_command(role)))
-        else:
+    if absent:
+        are = "is" if len(absent) == 1 else "are"
+        faults.append(Fault(f"{listed(absent)} {are} not installed", install_command(role)))
+    for module, library in wanted.items():
+        if not library.works and library.fault != NOT_INSTALLED:
             distribution = DISTRIBUTIONS.get(module, module.replace("_", "-"))
             remedy = f"pip install --force-reinstall {distribution}"
             faults.append(Fault(f"{library.name} cannot be imported: {library.fault}", remedy))
     return faults
+
+
+def listed(names: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def install_command(extra: str) -> str:

@@ -16,6 +16,7 @@ TIMEOUT_S = 120.0
 """A first import of a large library from a slow disk takes a minute."""
 MARKER = "acespec-probe:"
 NOT_INSTALLED = "not installed"
+NO_VERSION = "version unknown"
 
 PROGRAM = f"""
 import json, sys
@@ -125,7 +126,7 @@ def _signal_name(number: int) -> str:
 
 
 def try_import(module: str) -> Library:
-    """Import ``module`` in another process and ask its version."""
+    """Import ``module`` in another process and ask its version. One that tells none works all the same."""
     top = module.split(".")[0]
     answer = run_probe(
         f"import importlib, importlib.metadata as metadata\n"
@@ -133,7 +134,10 @@ def try_import(module: str) -> Library:
         f"answer = getattr(module, '__version__', None)\n"
         f"if answer is None:\n"
         f"    (name, *_) = metadata.packages_distributions().get({top!r}, [{module!r}])\n"
-        f"    answer = metadata.version(name)\n"
+        f"    try:\n"
+        f"        answer = metadata.version(name)\n"
+        f"    except metadata.PackageNotFoundError:\n"
+        f"        answer = {NO_VERSION!r}\n"
         f"answer = str(answer)\n"
     )
     absent = [f"ModuleNotFoundError: No module named {name!r}" for name in (top, module)]
