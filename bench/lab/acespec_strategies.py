@@ -15,7 +15,14 @@ from acespec.bench.lab.strategy import Processor, RunLog, World
 from acespec.cloud_verifier.engine import TargetEngine
 from acespec.cloud_verifier.observer import Observer, RoundReport
 from acespec.cloud_verifier.verifier import Verifier
-from acespec.edge_runtime import DraftModel, DraftSettings, SessionSettings, TargetIdentity, generate
+from acespec.edge_runtime import (
+    DraftModel,
+    DraftSettings,
+    SessionSettings,
+    SpeculationPolicy,
+    TargetIdentity,
+    generate,
+)
 from acespec.errors import AcespecError
 from acespec.models import DEMO_PAIR, pair
 from acespec.wire import AcceptanceMode, EdgeTransport, SessionError, memory_link
@@ -41,7 +48,7 @@ class Autoregressive:
 
 @dataclass(frozen=True)
 class AceSpec:
-    """Rounds of speculation with the outcome tree."""
+    """Rounds of speculation with the outcome tree; by the policy ``auto``, only where they win."""
 
     mode: AcceptanceMode = AcceptanceMode.COUPLED
     settings: DraftSettings = field(default_factory=lambda: DraftSettings.recommended(pair(DEMO_PAIR)))
@@ -50,6 +57,8 @@ class AceSpec:
 
     @property
     def name(self) -> str:
+        if self.settings.policy is SpeculationPolicy.AUTO:
+            return "auto"
         return f"acespec_{self.mode.value}"
 
     async def run(self, world: World) -> None:

@@ -1,0 +1,209 @@
+"""The ``acespec bench`` commands: the paper's tables and figures over simulated links, and a free sweep."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from acespec.bench.lab.bench_options import (
+    ListOf,
+    experiment_options,
+    profiles_option,
+    strategies_option,
+)
+from acespec.errors import AcespecError
+from acespec.options import FiniteRange, RateType
+from acespec.wire import MAX_CHAIN
+
+if TYPE_CHECKING:
+    from acespec.bench.lab.experiment import Experiment
+    from acespec.models import Pair
+
+PAIR_PROFILE = "orin-qwen3-0.6b/a100-70b"
+"""The step times assumed for the demo pair (``models.pairs``)."""
+ROUND_TRIP = FiniteRange(min=0.0)
+TEMPERATURE = FiniteRange(0.0, 100.0)
+
+rtt_option = click.option("--rtt", type=ROUND_TRIP, default=50.0, show_default=True, help="Round trip, ms.")
+rtts_option = click.option(
+    "--rtt",
+    "rtts",
+    type=ListOf(ROUND_TRIP),
+    default="10,50,100,200",
+    show_default=True,
+    help="Round trips, ms.",
+)
+
+
+@click.group()
+def bench() -> None:
+    """Measure strategies over simulated links, in virtual time, with models that really run.
+
+    Each command writes its name with .json, .md, .svg and .png into a folder, and a report.html on all that
+    is there. Every run is kept there as soon as it is made: interrupted, a command goes on where it was. Runs
+    that fail are shown as failed, and the exit status is then 1.
+    """
+
+
+@bench.command()
+@experiment_options
+@strategies_option
+@profiles_option(
+    "orin-qwen3-0.6b/a100-32b", "orin-qwen3-1.7b/a100-32b", "orin-llama-1b/a100-70b", PAIR_PROFILE
+)
+@rtts_option
+def table1(**options: Any) -> None:
+    """Every strategy, on every pair of devices, at every round trip."""
+    from acespec.bench.lab import experiments
+    from acespec.bench.lab.strategies import STRATEGY_NAMES
+
+    _measure(
+        options,
+        lambda pair: experiments.table1(
+            pair, options["strategies"] or STRATEGY_NAMES, options["profiles"], options["rtts"]
+        ),
+    )
+
+
+@bench.command()
+@experiment_options
+@profiles_option(PAIR_PROFILE)
+@rtt_option
+def table2(**options: Any) -> None:
+    """How branches are spread over depths: single, uniform, geometric, adaptive."""
+    from acespec.bench.lab import experiments
+
+    _measure(options, lambda pair: experiments.table2(pair, options["profiles"], options["rtt"]))
+
+
+@bench.command()
+@experiment_options
+@strategies_option
+@profiles_option("orin-qwen3-0.6b/a100-32b", PAIR_PROFILE)
+@rtt_option
+@click.option(
+    "--rates",
+    type=ListOf(RateType()),
+    default="100Mbps,10Mbps,1Mbps,500kbps,100kbps,50kbps,25kbps,10kbps",
+    show_default=True,
+    help="Each way.",
+)
+def fig5(**options: Any) -> None:
+    """Less and less bandwidth, taken up by messages alone, and by all bytes on the wire."""
+    from acespec.bench.lab import experiments
+    from acespec.bench.lab.strategies import STRATEGY_NAMES
+
+    _measure(
+        options,
+        lambda pair: experiments.fig5(
+            pair,
+            options["strategies"] or STRATEGY_NAMES,
+            options["profiles"],
+            options["rtt"],
+            [8.0 * rate for rate in options["rates"]],
+        ),
+    )
+
+
+@bench.command()
+@experiment_options
+@profiles_option(PAIR_PROFILE)
+@rtt_option
+@click.option(
+    "--budgets",
+    type=ListOf(click.IntRange(1)),
+    default="20,30,40,50,60,70,80",
+    show_default=True,
+    help="Tree nodes a step, the chain's included.",
+)
+def fig6(**options: Any) -> None:
+    """The tree's budget."""
+    from acespec.bench.lab import experiments
+
+    def experiment(pair: Pair) -> Experiment:
+        try:
+            return experiments.fig6(pair, options["profiles"], options["rtt"], options["budgets"])
+        except ValueError as error:
+            raise AcespecError(str(error)) from None
+
+    _measure(options, experiment)
+
+
+@bench.command()
+@experiment_options
+@profiles_option(PAIR_PROFILE)
+@rtt_option
+@click.option(
+    "--temperatures",
+    type=ListOf(TEMPERATURE),
+    default="0.3,0.5,0.7,0.9,1.1,1.3,1.5,1.7",
+    show_default=True,
+)
+def fig7(**options: Any) -> None:
+    """Temperature, in both modes of acceptance."""
+    from acespec.bench.lab import experiments
+
+    _measure(
+        options,
+        lambda pair: experiments.fig7(pair, options["profiles"], options["rtt"], options["temperatures"]),
+    )
+
+
+@bench.command()
+@experiment_options
+@strategies_option
+@profiles_option(PAIR_PROFILE)
+@rtts_option
+@click.option(
+    "--rates", type=ListOf(RateType()), default="100Mbps", show_default=True, help="Each way, all bytes."
+)
+@click.option("--temperatures", type=ListOf(TEMPERATURE), help="[default: the pair's]")
+@click.option(
+    "--gammas",
+    type=ListOf(click.IntRange(1, MAX_CHAIN)),
+    help="Chains of those strategies that do not choose.  [default: each strategy's own]",
+)
+def sweep(**options: Any) -> None:
+    """Every combination of round trips, rates, temperatures and chains."""
+    from acespec.bench.lab import experiments
+    from acespec.bench.lab.strategies import STRATEGY_NAMES
+
+    _measure(
+        options,
+        lambda pair: experiments.sweep(
+            pair,
+            options["strategies"] or STRATEGY_NAMES,
+            options["profiles"],
+            options["rtts"],
+            [8.0 * rate for rate in options["rates"]],
+            options["temperatures"] or (pair.sampling.temperature,),
+            options["gammas"] or (),
+        ),
+    )
+
+
+def _measure(options: dict[str, Any], experiment: Callable[[Pair], Experiment]) -> None:
+    """Measure ``experiment`` of the demo pair and write what it gave."""
+    from acespec.bench.lab import measuring
+
+    measuring.measure(
+        experiment,
+        measuring.Settings(
+            output=options["output"],
+            prompts=(*options["prompts"], *options["more_prompts"]),
+            limit=options["limit"],
+            max_new_tokens=options["max_new_tokens"],
+            seeds=options["seeds"],
+            end_tokens=options["end_tokens"],
+            store=options["store"],
+            fresh=options["fresh"],
+            part=options["part"],
+            plots=not options["no_plots"],
+            command=shlex.join(["acespec", *sys.argv[1:]]),
+        ),
+        measuring.demo_bench,
+    )

@@ -1,0 +1,176 @@
+"""A command's work from prompts to files: find the models, run the points, write what they gave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from acespec.bench.lab.cases import Encode, PromptCase, load_cases
+from acespec.bench.lab.document import Document, Origin, document
+from acespec.bench.lab.experiment import Experiment, Point, Scope, points
+from acespec.bench.lab.lab_pair import LabPair
+from acespec.bench.lab.laboratory import Laboratory
+from acespec.bench.lab.markdown import to_markdown
+from acespec.bench.lab.plots import check_drawing, draw
+from acespec.bench.lab.report import REPORT_FILE, read_document, write_report
+from acespec.bench.lab.results_store import ResultsStore
+from acespec.bench.lab.runner import Outcome, execute
+from acespec.errors import AcespecError
+from acespec.models import DEMO_PAIR, Pair, pair
+from acespec.private_files import PUBLIC, write_whole
+
+EXPERIMENTS = ("table1", "table2", "fig5", "fig6", "fig7", "sweep")
+"""In the order of the report."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a command was asked for, besides its experiment."""
+
+    output: Path
+    prompts: tuple[Path, ...]
+    limit: int | None
+    max_new_tokens: int
+    seeds: tuple[int, ...]
+    end_tokens: bool
+    store: Path | None
+    fresh: bool
+    part: tuple[int, int] | None
+    plots: bool
+    command: str
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The models to measure with."""
+
+    pair: Pair
+    models: LabPair
+    encode: Encode
+
+
+def demo_bench(say: Callable[[str], None]) -> Bench:
+    """The demo pair, made if it is not in the cache yet."""
+    from acespec.bench.demo import prepare
+    from acespec.bench.lab.cases import chat_encoder
+    from acespec.bench.lab.lab_pair import real_pair
+    from acespec.models import resolve_model
+
+    chosen = pair(DEMO_PAIR)
+    bundle = prepare(say)
+    models = real_pair(chosen.name, bundle, resolve_model(chosen.target))
+    return Bench(chosen, models, chat_encoder(bundle))
+
+
+def measure(
+    experiment_for: Callable[[Pair], Experiment],
+    settings: Settings,
+    open_bench: Callable[[Callable[[str], None]], Bench],
+) -> None:
+    """Measure an experiment with the models of ``open_bench``, and write its files; of a part, none.
+
+    Raises ``AcespecError`` if it cannot begin or write, and, once all is written, if points failed.
+    """
+    console = Console(stderr=True, highlight=False, markup=False)
+    if settings.plots and settings.part is None:
+        check_drawing()
+    bench = open_bench(console.print)
+    experiment = experiment_for(bench.pair)
+    scope = Scope(
+        cases=read_prompts(settings.prompts, bench.encode, settings.limit),
+        seeds=settings.seeds,
+        max_new_tokens=settings.max_new_tokens,
+        end_tokens=settings.end_tokens,
+    )
+    to_run = points(experiment, scope)
+    if settings.part is not None:
+        which, count = settings.part
+        mine = set(scope.cases[which - 1 :: count])
+        to_run = [point for point in to_run if point.case in mine]
+    make_folder(settings.output)
+    outcomes = _run(bench, to_run, settings, experiment.title, console)
+    if settings.part is None:
+        origin = Origin(settings.command, bench.pair, bench.models.identity)
+        write_files(document(experiment, scope, outcomes, origin), settings.output, settings.plots, console)
+    num_failed = sum(outcome.result is None for outcome in outcomes)
+    if num_failed:
+        raise AcespecError(
+            f"{num_failed} of {len(outcomes)} runs failed and are shown as failed, with their reasons; the "
+            "same command tries them again"
+        )
+
+
+def read_prompts(paths: tuple[Path, ...], encode: Encode, limit: int | None) -> tuple[PromptCase, ...]:
+    """The prompts of all files. Raises ``AcespecError`` for two data sets, or prompts in one, of one name."""
+    cases: list[PromptCase] = []
+    for path in paths:
+        new = load_cases(path, encode, limit)
+        if any(case.dataset == path.stem for case in cases):
+            raise AcespecError(f"two data sets are called {path.stem}; rename one of the files")
+        if len({case.id for case in new}) < len(new):
+            raise AcespecError(f"{path} has an id twice; make them differ, or leave them out")
+        cases += new
+    return tuple(cases)
+
+
+def make_folder(folder: Path) -> None:
+    """Raises ``AcespecError`` if there can be none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AcespecError(f"cannot make {folder} ({error.strerror}); name another --output") from error
+
+
+def write_files(content: Document, folder: Path, plots: bool, console: Console) -> None:
+    """The experiment's files, and the report on all that lie in ``folder``."""
+    name = content["experiment"]
+    content["plots"] = draw(content, folder) if plots else []
+    text = json.dumps(content, indent=1, allow_nan=False)
+    write_whole(folder / f"{name}.json", text.encode(), PUBLIC, replace=True)
+    write_whole(folder / f"{name}.md", to_markdown(content).encode(), PUBLIC, replace=True)
+    present = [path for each in EXPERIMENTS if (path := folder / f"{each}.json").is_file()]
+    report = write_report(folder, [read_document(path) for path in present])
+    write_whole(folder / REPORT_FILE, report, PUBLIC, replace=True)
+    for file in (f"{name}.json", f"{name}.md", *content["plots"], REPORT_FILE):
+        console.print(str(folder / file), soft_wrap=True)
+
+
+def _run(
+    bench: Bench, to_run: list[Point], settings: Settings, title: str, console: Console
+) -> list[Outcome]:
+    """Run the points behind a progress bar; reasons of failures are shown as they come."""
+    shown = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+    with (
+        Laboratory(bench.models, settings.store) as laboratory,
+        ResultsStore(settings.output, bench.models.identity.key) as store,
+        shown as progress,
+    ):
+        task = progress.add_task(title, total=len(to_run))
+
+        def advance(outcome: Outcome) -> None:
+            progress.advance(task)
+            if outcome.failure is not None:
+                case = outcome.point.case
+                where = f"{outcome.point.cell.strategy.name} on {case.dataset}/{case.id}"
+                progress.console.print(f"failed: {where}: {outcome.failure}", soft_wrap=True)
+
+        return execute(laboratory, to_run, store, advance, fresh=settings.fresh)
