@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 
+from acespec.edge_runtime.pem_files import read_certificates, read_file, read_pair
 from acespec.errors import AcespecError
 
 TOKEN_VARIABLE = "ACESPEC_TOKEN"  # noqa: S105 - the name of an environment variable
@@ -54,14 +56,14 @@ class ChannelSecurity:
             )
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """gRPC's credentials; None for plaintext. Raises ``AcespecError`` for files that cannot be read."""
+        """gRPC's credentials; None for plaintext. Raises ``AcespecError`` for files that cannot be used."""
         if not self.tls:
             return None
-        return grpc.ssl_channel_credentials(
-            root_certificates=read_pem(self.ca),
-            private_key=read_pem(self.key),
-            certificate_chain=read_pem(self.certificate),
-        )
+        authorities = None if self.ca is None else read_certificates(self.ca)
+        if self.certificate is None or self.key is None:
+            return grpc.ssl_channel_credentials(authorities)
+        certificate, key = read_pair(self.certificate, self.key)
+        return grpc.ssl_channel_credentials(authorities, key, certificate)
 
     def channel_options(self) -> list[tuple[str, str]]:
         """gRPC's settings that go with it."""
@@ -83,26 +85,17 @@ def read_token(path: Path) -> str:
     return check_token(read_file(path).decode("utf-8", "replace").strip(), str(path))
 
 
+def token_of_environment(environment: Mapping[str, str]) -> str | None:
+    """The token in ``ACESPEC_TOKEN``; None if that is unset or empty.
+
+    Raises ``AcespecError``, naming the variable, if what it holds cannot be one.
+    """
+    token = environment.get(TOKEN_VARIABLE, "")
+    return check_token(token, f"what the environment variable {TOKEN_VARIABLE} holds") if token else None
+
+
 def check_token(token: str, where: str) -> str:
     """Return ``token``. Raises ``AcespecError``, which does not repeat it, if it cannot be one."""
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise AcespecError(f"{where} is no token: a token is one line of printable ASCII without spaces")
     return token
-
-
-def read_pem(path: Path | None) -> bytes | None:
-    """The file at ``path``, if one is given. Raises ``AcespecError`` if it holds no PEM."""
-    if path is None:
-        return None
-    content = read_file(path)
-    if b"-----BEGIN " not in content:
-        raise AcespecError(f"{path} holds no PEM (it has no line '-----BEGIN ...'); give a PEM file")
-    return content
-
-
-def read_file(path: Path) -> bytes:
-    """Raises ``AcespecError`` if ``path`` cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise AcespecError(f"cannot read {path} ({error.strerror}); check its name and rights") from None

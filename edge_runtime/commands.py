@@ -7,7 +7,9 @@ import dataclasses
 import io
 import json
 import logging
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ import click
 from acespec.edge_runtime.draft_model import load_draft
 from acespec.edge_runtime.generate import GenerationResult
 from acespec.edge_runtime.link_options import link_options, remote_settings
-from acespec.edge_runtime.outage import OnOutage
+from acespec.edge_runtime.notices import OutageNotices, before_each_record
+from acespec.edge_runtime.outage import LinkChange, OnOutage, ignore_change
 from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest, SpeculationPolicy
 from acespec.edge_runtime.runtimes import Provider, runtime_options
 from acespec.errors import AcespecError
@@ -33,12 +36,23 @@ EXIT_UNVERIFIED = 3
 """Exit status if an outage left the text without its verified end."""
 
 
-@click.command()
+class EndedByInterrupt(click.Command):
+    """A command that Ctrl-C ends with the status of other programs that a signal ended."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise SystemExit(128 + signal.SIGINT) from None
+
+
+@click.command(cls=EndedByInterrupt)
 @link_options
 @click.option(
     "--draft",
     type=click.Path(path_type=Path, file_okay=False),
-    help=f"Bundle of the draft model.  [default: the demo pair's, in {bundles_folder()}]",
+    help="Bundle of the draft model. With --policy cloud its tokenizer alone is used, which must be the "
+    f"target's.  [default: the demo pair's, in {bundles_folder()}]",
 )
 @click.option("-p", "--prompt", required=True, help="The text to answer or to continue.")
 @click.option(
@@ -68,7 +82,7 @@ EXIT_UNVERIFIED = 3
 @click.option("--repetition-penalty", type=float, default=1.0, show_default=True)
 @click.option("--presence-penalty", type=float, default=0.0, show_default=True)
 @click.option("--frequency-penalty", type=float, default=0.0, show_default=True)
-@click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
+@click.option("-n", "--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
 @click.option(
     "--gamma",
     type=RangeOrAuto(1, MAX_CHAIN),
@@ -126,34 +140,49 @@ def generate(
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
     output = io.StringIO() if as_json else sys.stdout
     display = TextDisplay(output, text, shows_provisional=output.isatty())
+    leave_line = display.leave_line if sys.stderr.isatty() else nothing_to_leave
+
+    def say(line: str) -> None:
+        leave_line()
+        click.echo(f"acespec: {line}", err=True)
+
+    # With -v the log tells of every attempt.
+    is_logged = logger.isEnabledFor(logging.INFO)
+    on_change: Callable[[LinkChange], object] = ignore_change if is_logged else OutageNotices(say)
     try:
-        result = asyncio.run(
-            generate_remotely(
-                server,
-                bundle,
-                request,
-                model,
-                settings,
-                display.commit,
-                remote,
-                display.show_provisional,
+        with before_each_record(leave_line):
+            result = asyncio.run(
+                generate_remotely(
+                    server,
+                    bundle,
+                    request,
+                    model,
+                    settings,
+                    display.commit,
+                    remote,
+                    display.show_provisional,
+                    on_change,
+                )
             )
-        )
-    except AcespecError:
-        if text.text:
-            display.finish()  # the error gets a line of its own
+    except (AcespecError, KeyboardInterrupt):
+        display.break_off()  # the error gets a line of its own
         raise
     display.finish()
     logger.info("%s", summary(result))
     if as_json:
         click.echo(json.dumps(report(result, text.text, text.preview(result.provisional))))
+    elif result.finish_reason is FinishReason.END_TOKEN and not text.text:
+        say("the text is empty: the target ended it at once (is --chat or --raw the right one?)")
     if result.finish_reason is FinishReason.OUTAGE:
-        click.echo(
-            f"acespec: the verifier stayed out of reach: {len(result.provisional)} more tokens are drafted "
-            "and unverified (--json has them)",
-            err=True,
+        say(
+            f"the verifier stayed out of reach: {len(result.provisional)} more tokens are drafted "
+            "and unverified (--json has them)"
         )
         raise SystemExit(EXIT_UNVERIFIED)
+
+
+def nothing_to_leave() -> None:
+    """Standard error goes elsewhere than the text."""
 
 
 def requested(

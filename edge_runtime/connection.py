@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from acespec.edge_runtime.backoff import Backoff, BackoffSettings, Patience, Random, around
-from acespec.edge_runtime.errors import protocol_error
+from acespec.edge_runtime.errors import LinkError, cause_of, protocol_error
 from acespec.edge_runtime.outage import Outage
 from acespec.edge_runtime.statistics import Statistics
 from acespec.edge_runtime.step_clock import now_ms
@@ -100,7 +100,7 @@ class Connection:
         self._epoch = -1
         self._introduced_by: Open | Resume | None = None
         """The introduction that waits for its answer."""
-        self._cause = SessionError(ErrorCode.UNAVAILABLE, "the verifier was not reached")
+        self._cause: SessionError = LinkError("the verifier was not reached")
         self.opening_ms: float | None = None
         """How long the last introduction's answer took, which nothing is computed for. None before the first.
 
@@ -242,16 +242,14 @@ class Connection:
         await self.close()
         if error.code is not ErrorCode.UNAVAILABLE:
             raise error
-        logger.info("lost the verifier: %s", error.message)
+        logger.info("%s", cause_of(error))
         self._cause = error
-        self.outage.lost(now_ms())
+        self.outage.lost(error, now_ms())
 
     def _stalled(self) -> SessionError:
         waited_s = self._patience.limit_s
         self._patience.observe_timeout()
-        return SessionError(
-            ErrorCode.UNAVAILABLE, f"the verifier was silent for {waited_s:.0f} s; is the network up?"
-        )
+        return LinkError(f"the verifier was silent for {waited_s:.0f} s", "; is the network up?")
 
     def _note_opened(self, opened: Opened) -> None:
         if self._introduced_by is None:
@@ -266,10 +264,10 @@ class Connection:
     def _note_answer(self) -> None:
         if self._introduced_by is not None:
             raise protocol_error("it answered a request before it opened the session")
-        self.outage.answered()
+        arrived_ms = now_ms()
+        self.outage.answered(arrived_ms)
         self._backoff.reset()
         self._busy_since_ms = None
-        arrived_ms = now_ms()
         self._patience.observe_answer(arrived_ms - self._asked_ms)
         self._asked_ms = arrived_ms  # the next token the cloud decodes is due from here
 
@@ -297,7 +295,7 @@ class Connection:
     async def _begin_anew(self, reset: Reset) -> None:
         """The session is gone, or the server is about to be."""
         if reset.reason is ResetReason.SHUTTING_DOWN:
-            await self._lose(SessionError(ErrorCode.UNAVAILABLE, "the verifier is shutting down"))
+            await self._lose(LinkError("the verifier is shutting down"))
             return
         if isinstance(self._introduced_by, Open):
             raise protocol_error("it does not know the session it was asked to open")

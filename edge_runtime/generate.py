@@ -10,7 +10,7 @@ from acespec.edge_runtime.connection import Connector
 from acespec.edge_runtime.controller import Controller
 from acespec.edge_runtime.draft_model import DraftModel
 from acespec.edge_runtime.drafter import Drafter, DraftRules
-from acespec.edge_runtime.outage import OutageError
+from acespec.edge_runtime.outage import LinkChange, OutageError, ignore_change
 from acespec.edge_runtime.policies import CloudPolicy, Policy, RoundsPolicy
 from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest, SpeculationPolicy
 from acespec.edge_runtime.session import EdgeSession, SessionSettings, ignore
@@ -39,13 +39,14 @@ async def generate(
     session_settings: SessionSettings | None = None,
     on_tokens: Callable[[list[int]], object] = ignore,
     on_provisional: Callable[[list[int]], object] = ignore,
+    on_change: Callable[[LinkChange], object] = ignore_change,
 ) -> GenerationResult:
     """Generate one continuation of ``request`` over streams from ``connector``, closed at the end.
 
     ``vocab_size`` is the tokenizer's, which both models share. ``draft`` None lets the cloud decode alone.
     ``on_tokens`` is called with the tokens of every commit as it happens: each token once, in order, whatever
     happens to the link. ``on_provisional`` is called with all that is provisional behind them, whenever that
-    changes.
+    changes, ``on_change`` when the link is lost and when it is back.
 
     Raises ``OutageError`` if the verifier stays out of reach (with `OnOutage.DRAFT` what there is is returned
     instead), ``SessionError`` if it refuses, ``ValueError`` for settings out of range.
@@ -53,7 +54,13 @@ async def generate(
     statistics = Statistics()
     policy, controller, clock = _policy(request, draft, settings or DraftSettings())
     session = EdgeSession(
-        connector, request, vocab_size, statistics, session_settings, on_provisional=on_provisional
+        connector,
+        request,
+        vocab_size,
+        statistics,
+        session_settings,
+        on_provisional=on_provisional,
+        on_change=on_change,
     )
     try:
         await session.open()

@@ -10,6 +10,8 @@ import re
 
 import grpc
 
+from acespec.edge_runtime.channel_security import ChannelSecurity
+from acespec.edge_runtime.errors import LinkError
 from acespec.wire import ErrorCode, SessionError
 
 LOST = frozenset(
@@ -37,9 +39,7 @@ def stream_error(status: grpc.StatusCode, detail: str, address: str) -> SessionE
     detail = one_line(detail)
     if is_lost(status, detail):
         said = f" ({detail})" if detail else ""
-        return SessionError(
-            ErrorCode.UNAVAILABLE, f"lost the verifier at {address}{said}; is it still running?"
-        )
+        return LinkError(f"lost the verifier at {address}{said}", "; is it still running?")
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in detail:  # gRPC's own words
         return SessionError(
             ErrorCode.RESOURCE_EXHAUSTED,
@@ -65,7 +65,7 @@ def is_unconnected(status: grpc.StatusCode, detail: str) -> bool:
     return status is grpc.StatusCode.UNAVAILABLE and detail.startswith(texts)
 
 
-def connect_error(detail: str, address: str, tls: bool) -> SessionError:
+def connect_error(detail: str, address: str, security: ChannelSecurity) -> SessionError:
     """Why no connection to ``address`` came about; UNAVAILABLE if another attempt may succeed.
 
     TLS may fail in ways that no attempt mends. gRPC calls those UNAVAILABLE as well: only its text tells.
@@ -78,11 +78,16 @@ def connect_error(detail: str, address: str, tls: bool) -> SessionError:
         )
     reason = last_reason(detail)
     hint = "check the address, or start one with: acespec serve"
-    if tls and "Socket closed" in reason:
+    if security.certificate is not None and "Socket closed" in reason:
+        hint = (
+            f"does it speak TLS, and does it take {security.certificate} (--tls-cert): is that of a CA under "
+            "the server's --tls-client-ca, and valid today?"
+        )
+    elif security.tls and "Socket closed" in reason:
         hint = "does it speak TLS, and does it ask for a client's certificate (--tls-cert, --tls-key)?"
     elif "Socket closed" in reason:
         hint = "does it ask for TLS (--tls, --tls-ca)? Otherwise " + hint
-    return SessionError(ErrorCode.UNAVAILABLE, f"no verifier answers at {address} ({reason}): {hint}")
+    return LinkError(f"no verifier answers at {address} ({reason})", f": {hint}")
 
 
 def one_line(detail: str) -> str:

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 import grpc.aio
 
+from acespec.edge_runtime.address import host_of
 from acespec.edge_runtime.channel_security import ChannelSecurity
 from acespec.edge_runtime.grpc_status import connect_error, is_unconnected, stream_error
-from acespec.errors import AcespecError
 from acespec.wire import EdgeTransport, ErrorCode, LinkBytes, SessionError
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.verifier_pb2_grpc import VerifierStub
@@ -91,15 +91,16 @@ class VerifierChannel:
         Raises ``SessionError``: if none is within ``timeout_s``, or with the reason of one that refuses.
         """
         call = self._call()
+        security = self._settings.security
         try:
             await asyncio.wait_for(call.wait_for_connection(), timeout_s)
         except asyncio.TimeoutError:
             detail = f"no connection within {timeout_s:.3g} s"
-            raise connect_error(detail, self.address, self._settings.security.tls) from None
+            raise connect_error(detail, self.address, security) from None
         except grpc.aio.AioRpcError as error:
             detail = error.details() or ""
             if is_unconnected(error.code(), detail):
-                raise connect_error(detail, self.address, self._settings.security.tls) from None
+                raise connect_error(detail, self.address, security) from None
             raise stream_error(error.code(), detail, self.address) from None
         return GrpcTransport(call, self.address, on_close=self.close)
 
@@ -199,14 +200,6 @@ class GrpcTransport:
         assert self._status is not None
         status, detail = self._status
         return stream_error(status, detail or "", self._address)
-
-
-def host_of(address: str) -> str:
-    """The host of ``HOST:PORT``. Raises ``AcespecError`` for anything else."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise AcespecError(f"the verifier's address must be HOST:PORT, not {address!r}")
-    return host
 
 
 def result_at_once(coroutine: Coroutine[Any, Any, T]) -> T:

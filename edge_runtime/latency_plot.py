@@ -20,7 +20,8 @@ def plot_latency(latency: LatencyProfile, title: str, file: Path) -> None:
         figure_module = importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise AcespecError(
-            f"drawing needs matplotlib, which cannot be imported ({error}); run: pip install 'acespec[plot]'"
+            f"drawing needs matplotlib, which cannot be imported ({error}); in a clone of acespec, run: "
+            "pip install '.[plot]'"
         ) from None
     figure = figure_module.Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from acespec.edge_runtime.address import host_of
 from acespec.edge_runtime.outage import OnOutage, OutageSettings
 from acespec.options import FiniteRange
 
@@ -20,7 +21,16 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path, dir_okay=False)
 SECONDS = FiniteRange(0.0, min_open=True)
 
-SERVER = click.option("--server", required=True, metavar="HOST:PORT", help="The verifier's address.")
+
+def checked_address(_context: click.Context, _option: click.Parameter, address: str) -> str:
+    """Raises ``AcespecError`` before anything is loaded or looked up."""
+    host_of(address)
+    return address
+
+
+SERVER = click.option(
+    "--server", required=True, metavar="HOST:PORT", callback=checked_address, help="The verifier's address."
+)
 OPTIONS = {
     "connect_timeout_s": click.option(
         "--connect-timeout",
@@ -107,7 +117,7 @@ def remote_settings(link: dict[str, Any]) -> RemoteSettings:
     """All that the options say. Raises ``AcespecError`` for what cannot be used."""
     # gRPC writes lines of its own about failed handshakes, which are reported here in one.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    from acespec.edge_runtime.channel_security import TOKEN_VARIABLE, ChannelSecurity, read_token
+    from acespec.edge_runtime.channel_security import ChannelSecurity, read_token, token_of_environment
     from acespec.edge_runtime.grpc_transport import LinkSettings
     from acespec.edge_runtime.remote import RemoteSettings
 
@@ -119,8 +129,9 @@ def remote_settings(link: dict[str, Any]) -> RemoteSettings:
         certificate=link["tls_cert"],
         key=link["tls_key"],
         server_name=link["tls_server_name"],
-        token=os.environ.get(TOKEN_VARIABLE) if token_file is None else read_token(token_file),
+        token=token_of_environment(os.environ) if token_file is None else read_token(token_file),
     )
+    security.credentials()  # what is wrong with the files is said before a model is loaded
     return RemoteSettings(
         LinkSettings(security, keepalive_s=link["keepalive_s"]), outage_settings(link), link["pad_sizes"]
     )

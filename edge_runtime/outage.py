@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from acespec.edge_runtime.errors import cause_of
 from acespec.edge_runtime.statistics import Statistics
 from acespec.wire import ErrorCode, SessionError
 
@@ -37,6 +39,19 @@ class OutageSettings:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
 
 
+@dataclass(frozen=True)
+class LinkChange:
+    """The link was lost, or it is back: what a user is told once an outage."""
+
+    is_up: bool
+    said: str
+    """A few words: what happened, and what is done about it."""
+
+
+def ignore_change(_: LinkChange) -> None:
+    """For callers that show nothing of it."""
+
+
 class OutageError(SessionError):
     """The verifier could not be reached for longer than ``OutageSettings`` allow."""
 
@@ -51,12 +66,22 @@ class Outage:
     the outage as the time-out counts it: a server that takes every connection and answers nothing is none.
     """
 
-    def __init__(self, settings: OutageSettings, statistics: Statistics) -> None:
+    def __init__(
+        self,
+        settings: OutageSettings,
+        statistics: Statistics,
+        on_change: Callable[[LinkChange], object] = ignore_change,
+    ) -> None:
+        """``on_change`` is told when an outage begins that is waited for, and when an answer ends it."""
         self.settings = settings
         self.down = asyncio.Event()
         """Set while the link is down."""
         self._statistics = statistics
+        self._on_change = on_change
         self._reached = False
+        self._answered = False
+        self._loss = ""
+        """How the outage began."""
         self._began_ms: float | None = None
         self._down_since_ms = 0.0
 
@@ -65,10 +90,13 @@ class Outage:
         """Whether the draft model goes on while the link is down."""
         return self.settings.on_outage is OnOutage.DRAFT
 
-    def lost(self, now_ms: float) -> None:
-        """The stream is lost, or none came about."""
+    def lost(self, error: SessionError, now_ms: float) -> None:
+        """The stream is lost, or none came about, for the reason in ``error``."""
         if self._began_ms is None:
             self._began_ms = now_ms
+            self._loss = cause_of(error)
+            if self._limit_s > 0.0:
+                self._on_change(LinkChange(False, f"{self._loss}; trying again for {self._limit_s:g} s"))
         if not self.down.is_set():
             self._down_since_ms = now_ms
             self.down.set()
@@ -80,8 +108,12 @@ class Outage:
             self._statistics.outage_ms += now_ms - self._down_since_ms
             self.down.clear()
 
-    def answered(self) -> None:
+    def answered(self, now_ms: float) -> None:
         """The server answered a request."""
+        if self._began_ms is not None:
+            away_s = (now_ms - self._began_ms) / 1000.0
+            self._on_change(LinkChange(True, f"the verifier answers, after {away_s:.0f} s"))
+        self._answered = True
         self._began_ms = None
 
     def connected(self) -> None:
@@ -98,8 +130,12 @@ class Outage:
         """The error that ends the generation; ``cause`` is the last thing that went wrong."""
         if self.down.is_set():
             self._statistics.outage_ms += now_ms - self._down_since_ms
-        tried = "" if self._limit_s == 0.0 else f" (tried for {self._limit_s:g} s)"
-        return OutageError(cause.message + tried)
+        if self._limit_s == 0.0:
+            return OutageError(cause.message)
+        if not self._reached:
+            return OutageError(f"{cause.message} (tried for {self._limit_s:g} s)")
+        stands = "; the text so far stands" if self._answered else ""
+        return OutageError(f"{self._loss}, and for {self._limit_s:g} s it gave no answer again{stands}")
 
     @property
     def _limit_s(self) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from acespec.edge_runtime.draft_model import DraftModel
 from acespec.edge_runtime.generate import GenerationResult, generate
 from acespec.edge_runtime.grpc_transport import GrpcConnector, LinkSettings
-from acespec.edge_runtime.outage import OutageSettings
+from acespec.edge_runtime.outage import LinkChange, OutageSettings, ignore_change
 from acespec.edge_runtime.request import DraftSettings, GenerationRequest
 from acespec.edge_runtime.session import SessionSettings, TargetIdentity, ignore
 from acespec.models.manifest import Bundle
@@ -33,6 +33,7 @@ async def generate_remotely(
     on_tokens: Callable[[list[int]], object],
     remote: RemoteSettings | None = None,
     on_provisional: Callable[[list[int]], object] = ignore,
+    on_change: Callable[[LinkChange], object] = ignore_change,
 ) -> GenerationResult:
     """Connect to ``server`` (``HOST:PORT``), generate ``request`` and disconnect.
 
@@ -52,4 +53,5 @@ async def generate_remotely(
         ),
         on_tokens,
         on_provisional,
+        on_change,
     )

@@ -10,7 +10,7 @@ from acespec.edge_runtime.backoff import Random
 from acespec.edge_runtime.connection import Connection, Connector
 from acespec.edge_runtime.drafter import Chain
 from acespec.edge_runtime.errors import protocol_error, unexpected
-from acespec.edge_runtime.outage import Outage, OutageSettings
+from acespec.edge_runtime.outage import LinkChange, Outage, OutageSettings, ignore_change
 from acespec.edge_runtime.request import FinishReason, GenerationRequest
 from acespec.edge_runtime.requests import Requests
 from acespec.edge_runtime.statistics import Statistics
@@ -85,6 +85,7 @@ class EdgeSession:
         settings: SessionSettings | None = None,
         on_provisional: Callable[[list[int]], object] = ignore,
         jitter: Random = random.random,
+        on_change: Callable[[LinkChange], object] = ignore_change,
     ) -> None:
         self.request = request
         self.committed: list[int] = list(request.prompt)
@@ -110,7 +111,7 @@ class EdgeSession:
             connector,
             self,
             Codec(vocab_size, request.mode),
-            Outage(self._settings.outage, statistics),
+            Outage(self._settings.outage, statistics, on_change),
             statistics,
             jitter,
             self._settings.pad_sizes,

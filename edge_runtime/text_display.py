@@ -36,6 +36,8 @@ class TextDisplay:
         self._rows_below = 0
         """Lines the provisional text reaches below that."""
         self._dim = False
+        self._left = False
+        """Whether the text's line was left for something else, and nothing has been written since."""
 
     def commit(self, tokens: Sequence[int]) -> None:
         """These tokens are final."""
@@ -52,14 +54,33 @@ class TextDisplay:
         shown, rows = fitting(self._text.preview(tokens), self._column, columns, max(lines - 2, 1))
         if shown:
             self._stream.write(DIM + shown + PLAIN)
-            self._dim, self._rows_below = True, rows
+            self._dim, self._rows_below, self._left = True, rows, False
         self._stream.flush()
 
     def finish(self) -> None:
         """The text is over: write what was held back, and end the line. Provisional text stays as it is."""
         if not self._dim:
             self._write_plain(self._text.finish())
-        self._stream.write("\n")
+        if not self._left:
+            self._stream.write("\n")
+        self._dim, self._column, self._left = False, 0, True
+        self._stream.flush()
+
+    def break_off(self) -> None:
+        """The text ends before its end: as ``finish``, without provisional text and without an empty line."""
+        self._erase()
+        if self._text.text:
+            self.finish()
+        self._stream.flush()
+
+    def leave_line(self) -> None:
+        """On a terminal, let what others write there begin a line; the text goes on in the line after it."""
+        if not self._shows_provisional:
+            return
+        self._erase()
+        if self._column > 0:
+            self._stream.write("\n")
+            self._column, self._left = 0, True
         self._stream.flush()
 
     def _erase(self) -> None:
@@ -74,6 +95,7 @@ class TextDisplay:
         self._stream.write(text)
         if not self._shows_provisional or not text:
             return
+        self._left = False
         columns, _ = self._size()
         self._column = column_after(text, self._column, columns)
         if self._column == columns:  # the terminal goes to the next line with the next character only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -11,8 +12,14 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from cryptography.hazmat.primitives import serialization
 
-from acespec.edge_runtime.channel_security import ChannelSecurity, is_loopback, read_pem, read_token
+from acespec.edge_runtime.channel_security import (
+    ChannelSecurity,
+    is_loopback,
+    read_token,
+    token_of_environment,
+)
 from acespec.edge_runtime.grpc_transport import GrpcConnector, LinkSettings
 from acespec.errors import AcespecError
 from acespec.wire import ErrorCode, SessionError
@@ -137,6 +144,15 @@ async def test_a_server_that_wants_a_clients_certificate(pki: Path) -> None:
         await reach(address, ChannelSecurity(True, pki / "ca.pem", pki / "edge.pem", pki / "edge.key"))
 
 
+async def test_a_clients_certificate_that_the_server_refuses(pki: Path, tmp_path: Path) -> None:
+    write_pki(tmp_path, clients=("stranger",))
+    certificate, key = tmp_path / "stranger.pem", tmp_path / "stranger.key"
+    async with listening(pki, asks_client=True) as (address, _):
+        error = await refusal(address, ChannelSecurity(True, pki / "ca.pem", certificate, key))
+    assert f"does it take {certificate} (--tls-cert)" in error.message
+    assert "does it ask for" not in error.message
+
+
 async def test_a_token_goes_with_every_stream(pki: Path) -> None:
     async with listening(pki) as (address, listener):
         await reach(address, ChannelSecurity(tls=True, ca=pki / "ca.pem", token=TOKEN))
@@ -174,12 +190,47 @@ def test_a_tokens_file_may_end_in_a_new_line(tmp_path: Path) -> None:
     assert TOKEN not in repr(ChannelSecurity(token=TOKEN))
 
 
-def test_files_that_are_no_pem(tmp_path: Path) -> None:
-    with pytest.raises(AcespecError, match="cannot read"):
-        read_pem(tmp_path / "none.crt")
-    (tmp_path / "der.crt").write_bytes(b"\x30\x82")
-    with pytest.raises(AcespecError, match="holds no PEM"):
-        read_pem(tmp_path / "der.crt")
+def test_the_environments_token_may_be_empty_and_is_named_where_it_is_none() -> None:
+    assert token_of_environment({}) is None
+    assert token_of_environment({"ACESPEC_TOKEN": ""}) is None
+    assert token_of_environment({"ACESPEC_TOKEN": TOKEN}) == TOKEN
+    with pytest.raises(AcespecError, match="ACESPEC_TOKEN holds is no token") as caught:
+        token_of_environment({"ACESPEC_TOKEN": "two words"})
+    assert "words" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ca", "certificate", "key", "said"),
+    [
+        ("none.pem", None, None, "cannot read .*none.pem .No such file"),
+        ("words.pem", None, None, "words.pem holds no certificate in PEM"),
+        ("torn.pem", None, None, "torn.pem holds no certificate in PEM"),
+        ("ca.key", None, None, "ca.key holds no certificate in PEM .* but a private key"),
+        (None, "edge.pem", "ca.key", "the key .*ca.key does not belong to the certificate .*edge.pem"),
+        (None, "edge.key", "edge.key", "edge.key holds no certificate in PEM"),
+        (None, "edge.pem", "edge.pem", "edge.pem holds no private key in PEM"),
+        (None, "edge.pem", "locked.key", "locked.key is encrypted"),
+    ],
+)
+def test_files_that_cannot_secure_anything_are_named_before_a_connection(
+    pki: Path, tmp_path: Path, ca: str | None, certificate: str | None, key: str | None, said: str
+) -> None:
+    for file in pki.iterdir():
+        shutil.copy(file, tmp_path)
+    (tmp_path / "words.pem").write_text("no certificate")
+    (tmp_path / "torn.pem").write_bytes((pki / "ca.pem").read_bytes()[:200])
+    private = serialization.load_pem_private_key((pki / "edge.key").read_bytes(), None)
+    (tmp_path / "locked.key").write_bytes(
+        private.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"a password"),
+        )
+    )
+    paths = [None if name is None else tmp_path / name for name in (ca, certificate, key)]
+    with pytest.raises(AcespecError, match=said) as caught:
+        ChannelSecurity(True, *paths).credentials()
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ import pytest
 
 from acespec.bench.virtual_clock import run_virtual
 from acespec.edge_runtime.drafter import Chain
-from acespec.edge_runtime.outage import OnOutage, OutageError, OutageSettings
+from acespec.edge_runtime.outage import LinkChange, OnOutage, OutageError, OutageSettings, ignore_change
 from acespec.edge_runtime.request import GenerationRequest
 from acespec.edge_runtime.session import EdgeSession, SessionSettings
 from acespec.edge_runtime.statistics import Statistics
@@ -109,6 +110,7 @@ def play(
     jitter: float = 0.5,
     pad_sizes: bool = False,
     scripted: Server | None = None,
+    on_change: Callable[[LinkChange], object] = ignore_change,
 ) -> tuple[EdgeSession, Server]:
     """Let both sides play their parts to the end, in simulated time; every random number is ``jitter``.
 
@@ -124,6 +126,7 @@ def play(
             Statistics(),
             SessionSettings(outage=outage or OutageSettings(), pad_sizes=pad_sizes),
             jitter=lambda: jitter,
+            on_change=on_change,
         )
         serving = asyncio.ensure_future(server(scripted))
         try:
@@ -431,8 +434,55 @@ def test_streams_that_come_and_go_without_an_answer_are_one_outage() -> None:
             await stream.cut()
             epoch += 1
 
-    with pytest.raises(OutageError, match="tried for 100 s"):
-        play(one_round, server, outage=OutageSettings(timeout_s=100.0))
+    changes: list[LinkChange] = []
+    said = "the link was cut, and for 100 s it gave no answer again"
+    with pytest.raises(OutageError, match=f"^{said}$"):
+        play(one_round, server, outage=OutageSettings(timeout_s=100.0), on_change=changes.append)
+    assert changes == [LinkChange(False, "the link was cut; trying again for 100 s")]
+
+
+async def two_rounds(session: EdgeSession) -> None:
+    await one_round(session)
+    await session.send_round(Chain())
+    await session.receive_verdict()
+
+
+def test_an_outage_is_told_once_and_its_end_with_the_next_answer() -> None:
+    changes: list[LinkChange] = []
+
+    async def server(streams: Server) -> None:
+        first = await streams.stream()
+        await first.send(opened(0), VERDICT)
+        for _ in range(3):  # the opening, and both rounds
+            await first.receive()
+        streams.refuses = True
+        await first.cut()
+        await asyncio.sleep(30.0)
+        assert changes == [LinkChange(False, "the link was cut; trying again for 120 s")]
+        streams.refuses = False
+        second = await streams.stream()
+        await second.send(opened(1))
+        assert len(changes) == 1, "a server that answers nothing is not back"
+        await second.send(TokenVerdict(1, 0, 6))
+
+    play(two_rounds, server, on_change=changes.append)
+    assert len(changes) == 2
+    assert changes[1].is_up
+    assert re.fullmatch(r"the verifier answers, after \d+ s", changes[1].said)
+
+
+def test_a_verifier_lost_behind_the_first_answer_is_not_called_a_wrong_address() -> None:
+    async def server(streams: Server) -> None:
+        first = await streams.stream()
+        await first.send(opened(0), VERDICT)
+        for _ in range(3):  # the opening, and both rounds
+            await first.receive()
+        streams.refuses = True
+        await first.cut()
+
+    said = "the link was cut, and for 4 s it gave no answer again; the text so far stands"
+    with pytest.raises(OutageError, match=f"^{said}$"):
+        play(two_rounds, server, outage=OutageSettings(timeout_s=4.0))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from acespec.edge_runtime import remote
+from acespec.edge_runtime.commands import generate as generate_command
+from acespec.edge_runtime.generate import GenerationResult
+from acespec.edge_runtime.request import FinishReason
+from acespec.edge_runtime.statistics import Statistics
+from acespec.wire import LinkBytes
 from tiny_bundle import tiny_bundle
 from tiny_target import MAX_CONTEXT, write_target_folder
 
@@ -180,6 +188,9 @@ def test_no_verifier_there() -> None:
 
 def test_an_address_that_is_none() -> None:
     fails(generate("nonsense", "-p", "Hi"), "HOST:PORT")
+    fails(
+        generate("http://127.0.0.1:50051", "-p", "Hi"), "HOST:PORT", "leave out what stands before the host"
+    )
 
 
 def test_a_missing_bundle(server: str, tmp_path: Path) -> None:
@@ -212,7 +223,7 @@ def test_a_refused_client_leaves_the_server_to_others(server: str) -> None:
 
 
 class Interrupted:
-    """A generation under way, whose verifier was killed after the first piece of its text."""
+    """A generation under way, behind the first piece of its text."""
 
     def __init__(self, tmp_path: Path, *arguments: str) -> None:
         self.model = write_target_folder(tmp_path / "tiny-llama")
@@ -228,8 +239,13 @@ class Interrupted:
         )
         assert self.process.stdout is not None
         self._first = self.process.stdout.read(1)
-        serving.kill()
-        serving.wait()
+        self.serving = serving
+
+    def kill(self) -> Interrupted:
+        """SIGKILL for the verifier."""
+        self.serving.kill()
+        self.serving.wait()
+        return self
 
     def restart(self) -> subprocess.Popen[str]:
         """Start another verifier where the first one was; it knows nothing of the session."""
@@ -254,7 +270,7 @@ class Interrupted:
 
 def test_a_verifier_killed_within_the_text_is_one_line_of_its_own(tmp_path: Path) -> None:
     """The error does not hang on the end of the text that was shown so far."""
-    status, out, err = Interrupted(tmp_path, "--on-outage", "fail").end()
+    status, out, err = Interrupted(tmp_path, "--on-outage", "fail").kill().end()
     assert status == 1
     assert out.endswith("\n")
     errors = [line for line in err.splitlines() if "error" in line]
@@ -262,8 +278,52 @@ def test_a_verifier_killed_within_the_text_is_one_line_of_its_own(tmp_path: Path
     assert "lost the verifier at " in errors[0]
 
 
+def test_a_verifier_that_stays_away_behind_some_text_is_told_once_and_given_up(tmp_path: Path) -> None:
+    status, out, err = Interrupted(tmp_path, "--outage-timeout", "2").kill().end()
+    assert status == 1
+    assert out.endswith("\n")
+    notice, error = [line for line in err.splitlines() if line.startswith("acespec:")]
+    assert re.fullmatch(r"acespec: lost the verifier at \S+ .*; trying again for 2 s", notice)
+    assert error.startswith("acespec: error: lost the verifier at ")
+    assert error.endswith(", and for 2 s it gave no answer again; the text so far stands")
+
+
+def test_an_interrupt_leaves_the_text_so_far_and_the_status_of_its_signal(tmp_path: Path) -> None:
+    interrupted = Interrupted(tmp_path)
+    interrupted.process.send_signal(signal.SIGINT)
+    status, out, err = interrupted.end()
+    interrupted.serving.terminate()
+    assert interrupted.serving.wait(30) == 0
+    assert status == 130
+    assert "Traceback" not in err
+    assert out.endswith("\n")
+    assert out.strip()
+
+
+def test_a_text_that_the_target_ends_at_once_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ended_at_once(*_: object) -> GenerationResult:
+        return GenerationResult([], FinishReason.END_TOKEN, Statistics().report(LinkBytes(), None, None))
+
+    monkeypatch.setattr(remote, "generate_remotely", ended_at_once)
+    arguments = [
+        "--server",
+        "h:1",
+        "--draft",
+        str(tiny_bundle().folder),
+        "--policy",
+        "cloud",
+        "--raw",
+        "-p",
+        "Hi",
+    ]
+    result = CliRunner().invoke(generate_command, arguments)
+    assert (result.exit_code, result.stdout) == (0, "\n")
+    assert "the target ended it at once" in result.stderr
+    assert CliRunner().invoke(generate_command, [*arguments, "--json"]).stderr == ""
+
+
 def test_a_verifier_killed_and_restarted_costs_no_token(server: str, tmp_path: Path) -> None:
-    interrupted = Interrupted(tmp_path, "--on-outage", "draft")
+    interrupted = Interrupted(tmp_path, "--on-outage", "draft").kill()
     serving = interrupted.restart()
     status, out, err = interrupted.end()
     serving.terminate()
@@ -307,6 +367,11 @@ def test_tls_with_a_verifier_in_plaintext_is_one_line_at_once(server: str) -> No
     fails(generate(server, "-p", "Hi", "--tls"), "does not speak TLS", "--tls")
 
 
+def test_tls_files_that_cannot_be_used_are_named_at_once(server: str, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("no certificate")
+    fails(generate(server, "-p", "Hi", "--tls-ca", str(tmp_path / "ca.pem")), "ca.pem holds no certificate")
+
+
 def test_a_token_comes_from_a_file_or_the_environment_and_stays_out_of_sight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,3 +384,5 @@ def test_a_token_comes_from_a_file_or_the_environment_and_stays_out_of_sight(
     fails(result, "not sent to 10.0.0.1 in plaintext")
     assert "from-the-environment" not in result.stderr
     fails(generate("10.0.0.1:1", "-p", "Hi", "--token-file", str(tmp_path / "none")), "cannot read")
+    monkeypatch.setenv("ACESPEC_TOKEN", "two words")
+    fails(generate("10.0.0.1:1", "-p", "Hi"), "ACESPEC_TOKEN", "is no token")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from acespec.edge_runtime.channel_security import ChannelSecurity
+from acespec.edge_runtime.errors import cause_of
 from acespec.edge_runtime.grpc_status import connect_error, stream_error
 from acespec.wire import ErrorCode
 
@@ -30,6 +32,7 @@ def test_ends_that_are_the_networks(status: grpc.StatusCode, detail: str) -> Non
     error = stream_error(status, detail, HERE)
     assert error.code is ErrorCode.UNAVAILABLE
     assert error.message.startswith(f"lost the verifier at {HERE}")
+    assert error.message == cause_of(error) + "; is it still running?"
     assert detail in error.message
 
 
@@ -78,7 +81,7 @@ def test_ends_that_are_the_servers_last_word(status: grpc.StatusCode, detail: st
     ],
 )
 def test_handshakes_that_no_attempt_mends(detail: str, said: str) -> None:
-    error = connect_error(detail, HERE, tls=True)
+    error = connect_error(detail, HERE, ChannelSecurity(tls=True))
     assert error.code is ErrorCode.UNAUTHENTICATED
     assert said in error.message
     assert error.message.startswith(f"TLS with the verifier at {HERE} failed: ")
@@ -108,7 +111,7 @@ def test_handshakes_that_no_attempt_mends(detail: str, said: str) -> None:
 def test_connections_that_another_attempt_may_bring_about(
     detail: str, tls: bool, reason: str, hint: str
 ) -> None:
-    error = connect_error(detail, HERE, tls)
+    error = connect_error(detail, HERE, ChannelSecurity(tls=tls))
     assert error.code is ErrorCode.UNAVAILABLE
     assert reason in error.message
     assert hint in error.message

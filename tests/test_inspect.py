@@ -370,7 +370,7 @@ def test_without_matplotlib_the_command_that_brings_it_is_named(
         monkeypatch.setitem(sys.modules, module, None)
     error = run(folder, "--plot", folder / "latency.png").exception
     assert isinstance(error, AcespecError)
-    assert "pip install 'acespec[plot]'" in str(error)
+    assert "in a clone of acespec, run: pip install '.[plot]'" in str(error)
 
 
 def test_without_a_profile_there_is_nothing_to_draw(folder: Path) -> None:

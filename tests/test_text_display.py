@@ -96,6 +96,10 @@ class Letters(IncrementalText):
     def finish(self) -> str:
         return ""
 
+    @property
+    def text(self) -> str:
+        return self.given
+
 
 TOKENS = st.lists(st.sampled_from([*map(ord, "abcdefgh i"), 10]), max_size=40)
 
@@ -125,3 +129,69 @@ def test_the_text_alone_goes_where_no_terminal_is() -> None:
     display.commit([100])
     display.finish()
     assert stream.getvalue() == "abd\n"
+
+
+@given(first=TOKENS, provisional=TOKENS, then=TOKENS)
+def test_what_others_write_gets_lines_of_its_own(
+    first: list[int], provisional: list[int], then: list[int]
+) -> None:
+    terminal = Terminal()
+    display = TextDisplay(terminal, Letters(), True, lambda: (COLUMNS, LINES))
+    display.commit(first)
+    display.show_provisional(provisional)
+    display.leave_line()
+    assert terminal.dim() == ""
+    terminal.write("NOTICE\n")
+    display.leave_line()
+    terminal.write("ANOTHER\n")
+    display.show_provisional(provisional)
+    display.commit(then)
+    display.finish()
+    assert terminal.screen.count("NOTICE") == terminal.screen.count("ANOTHER") == 1
+    assert terminal.screen.index("ANOTHER") == terminal.screen.index("NOTICE") + 1
+    rest = "".join(line for line in terminal.screen if line not in ("NOTICE", "ANOTHER"))
+    assert rest.replace(" ", "") == "".join(map(chr, first + then)).replace(" ", "").replace("\n", "")
+
+
+def test_a_line_that_was_left_at_the_end_is_not_followed_by_an_empty_one() -> None:
+    terminal = Terminal()
+    display = TextDisplay(terminal, Letters(), True, lambda: (COLUMNS, LINES))
+    display.commit([97, 98])
+    display.leave_line()
+    terminal.write("NOTICE\n")
+    display.finish()
+    assert terminal.screen == ["ab", "NOTICE", ""]
+
+
+def test_provisional_text_at_the_end_stays_whatever_is_said_after_it() -> None:
+    terminal = Terminal()
+    display = TextDisplay(terminal, Letters(), True, lambda: (COLUMNS, LINES))
+    display.commit([97, 98])
+    display.show_provisional([99, 100])
+    display.finish()
+    display.leave_line()
+    terminal.write("NOTICE\n")
+    assert terminal.screen == ["abcd", "NOTICE", ""]
+
+
+def test_a_text_that_breaks_off_keeps_what_is_committed_alone() -> None:
+    terminal, nothing = Terminal(), Terminal()
+    display = TextDisplay(terminal, Letters(), True, lambda: (COLUMNS, LINES))
+    display.commit([97, 98])
+    display.show_provisional([99, 100])
+    display.break_off()
+    assert terminal.screen == ["ab", ""]
+    display = TextDisplay(nothing, Letters(), True, lambda: (COLUMNS, LINES))
+    display.show_provisional([99, 100])
+    display.break_off()
+    assert nothing.screen == [""]
+
+
+def test_the_text_elsewhere_is_not_broken_by_what_others_write() -> None:
+    stream = io.StringIO()
+    display = TextDisplay(stream, Letters(), False, lambda: (COLUMNS, LINES))
+    display.commit([97])
+    display.leave_line()
+    display.commit([98])
+    display.finish()
+    assert stream.getvalue() == "ab\n"
