@@ -36,15 +36,17 @@ async def serve(engine: TargetEngine, limits: Limits) -> None:
     """Serve until SIGTERM."""
     from acespec.cloud_verifier.server import VerifierServer, serve_until_signal, settle_memory
     from acespec.cloud_verifier.server_options import ServerOptions
+    from acespec.cloud_verifier.stop_signals import StopSignals
     from acespec.cloud_verifier.verifier import Verifier
 
+    signals = StopSignals().queue()
     runner = ThreadRunner("target")
     options = ServerOptions(port=0, max_streams=2 * limits.max_sessions)
     try:
         settle_memory()
         server = VerifierServer(Verifier(engine, runner, limits), options)
         await serve_until_signal(
-            server, options.drain_timeout_s, lambda address: click.echo(f"ready on {address}")
+            server, signals, options.drain_timeout_s, lambda address: click.echo(f"ready on {address}")
         )
     finally:
         runner.close()

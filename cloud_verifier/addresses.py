@@ -33,24 +33,30 @@ def authority(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def resolve(host: str, port: int) -> Endpoint:
-    """The first address of ``host`` if it can be listened on now. Raises ``AcespecError`` if it cannot."""
+def resolve(host: str, port: int, purpose: str = "", *, free: bool = True) -> Endpoint:
+    """The first address of ``host`` if it can be listened on now. Raises ``AcespecError`` if it cannot.
+
+    The options that are named in the error begin with ``purpose``. ``free`` False asks of the address alone:
+    the port may be in use.
+    """
     if not host:
         raise AcespecError("the host to listen on is empty; 127.0.0.1 is this machine, 0.0.0.0 every address")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port if free else 0, type=socket.SOCK_STREAM
+        )[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        raise cannot_listen(host, port, error.strerror or str(error)) from error
+        raise cannot_listen(host, port, error.strerror or str(error), purpose) from error
     return Endpoint(host, str(address[0]))
 
 
-def cannot_listen(host: str, port: int, reason: str) -> AcespecError:
+def cannot_listen(host: str, port: int, reason: str, purpose: str = "") -> AcespecError:
     return AcespecError(
         f"cannot listen on {host} port {port} ({reason}); "
-        "choose another --port, 0 for any that is free, or another --host"
+        f"choose another --{purpose}port, 0 for any that is free, or another --{purpose}host"
     )
 
 

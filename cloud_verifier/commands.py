@@ -16,6 +16,7 @@ from acespec.cloud_verifier.config_file import effective
 from acespec.cloud_verifier.option_groups import GroupedCommand
 from acespec.cloud_verifier.serve_options import PREFIX, serve_options
 from acespec.cloud_verifier.serve_settings import ServeSettings, TargetSettings, serve_settings
+from acespec.cloud_verifier.stop_signals import StopSignals
 from acespec.cloud_verifier.tensor_parallel import serve_over_ranks, tensor_parallel_world
 from acespec.compute import StepRunner, ThreadRunner
 from acespec.logs import write_json
@@ -43,18 +44,22 @@ def serve(ctx: click.Context, /, print_config: bool, **values: Any) -> None:
     if settings.log_format == "json":
         write_json()
     world = tensor_parallel_world(settings.target.tp)
-    security = None
-    if world is None or world.rank == 0:  # the others serve no edges
-        settings, security = ready_to_listen(settings)
+    listens = world is None or world.rank == 0  # the others serve no edges
     if print_config:
+        if listens:
+            checked(settings)
         click.echo("\n".join(effective(ctx)))
         return
+    signals = StopSignals()
+    security = None
+    if listens:
+        settings, security = checked(settings, starting=True)
 
     def load() -> TargetEngine:
         return load_target(settings.target)
 
     def run(engine: TargetEngine) -> None:
-        asyncio.run(run_server(engine, settings, security))
+        asyncio.run(run_server(engine, settings, security, signals))
 
     if world is None:
         run(load())
@@ -62,12 +67,17 @@ def serve(ctx: click.Context, /, print_config: bool, **values: Any) -> None:
         serve_over_ranks(world, settings.target.device, load, run)
 
 
-def ready_to_listen(settings: ServeSettings) -> tuple[ServeSettings, Security]:
-    """The settings with a numeric host, and what protects the server. Raises ``AcespecError``."""
+def checked(settings: ServeSettings, *, starting: bool = False) -> tuple[ServeSettings, Security]:
+    """The settings with a numeric host, and what protects the server. Raises ``AcespecError``.
+
+    ``starting``: the ports are to be listened on now, and must be free; else a server may be using them.
+    """
     from acespec.cloud_verifier.addresses import check_exposure, resolve
     from acespec.cloud_verifier.security import read_security
 
-    endpoint = resolve(settings.server.host, settings.server.port)
+    endpoint = resolve(settings.server.host, settings.server.port, free=starting)
+    if settings.metrics_port is not None:
+        resolve(settings.metrics_host, settings.metrics_port, "metrics-", free=starting)
     check_exposure(endpoint, settings.security)
     security = read_security(settings.security)
     return replace(settings, server=replace(settings.server, host=endpoint.address)), security
@@ -95,12 +105,15 @@ def load_target(target: TargetSettings) -> TargetEngine:
     )
 
 
-async def run_server(engine: TargetEngine, settings: ServeSettings, security: Security | None) -> None:
-    """Serve ``engine`` from one worker thread until a signal comes."""
+async def run_server(
+    engine: TargetEngine, settings: ServeSettings, security: Security | None, signals: StopSignals
+) -> None:
+    """Serve ``engine`` from one worker thread until a signal comes. Those that come later do nothing."""
     from acespec.cloud_verifier.pacing import PacedRunner
     from acespec.cloud_verifier.server import VerifierServer, serve_until_signal, settle_memory
     from acespec.cloud_verifier.verifier import Verifier
 
+    arrived = signals.queue()
     target = settings.target
     runner: StepRunner = ThreadRunner("target")
     facts = [f"model {engine.info.name}", target.dtype]
@@ -116,10 +129,12 @@ async def run_server(engine: TargetEngine, settings: ServeSettings, security: Se
             server = VerifierServer(verifier, settings.server, security, observer)
             await serve_until_signal(
                 server,
+                arrived,
                 settings.server.drain_timeout_s,
                 lambda address: click.echo(f"acespec serve: ready on {address} ({', '.join(facts)})"),
             )
     finally:
+        signals.ignore()
         runner.close()
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, start_http_server
 
-from acespec.cloud_verifier.addresses import authority
-from acespec.errors import AcespecError
+from acespec.cloud_verifier.addresses import authority, cannot_listen
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,7 @@ def serve_metrics(host: str, port: int, registry: CollectorRegistry) -> MetricsS
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        raise AcespecError(
-            f"cannot serve metrics on {host} port {port} ({error.strerror or error}); choose another metrics "
-            "port, 0 for any that is free, or another metrics host"
-        ) from error
+        raise cannot_listen(host, port, error.strerror or str(error), "metrics-") from error
 
     def stop() -> None:
         server.shutdown()

@@ -96,13 +96,15 @@ def settle_memory() -> None:
 
 
 async def serve_until_signal(
-    server: VerifierServer, drain_timeout_s: float, on_ready: Callable[[str], None]
+    server: VerifierServer,
+    signals: asyncio.Queue[signal.Signals],
+    drain_timeout_s: float,
+    on_ready: Callable[[str], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT; a second one cuts draining short. ``on_ready`` is told the address."""
-    loop = asyncio.get_running_loop()
-    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signals.put_nowait, number)
+    """Serve until one of ``signals``; a second one cuts draining short. ``on_ready`` is told the address.
+
+    One that is there already does no harm: the server starts and stops.
+    """
     on_ready(await server.start())
     logger.info("stopping on %s", (await signals.get()).name)
     stopping = asyncio.ensure_future(server.stop(drain_timeout_s))

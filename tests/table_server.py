@@ -18,6 +18,7 @@ from acespec.cloud_verifier.pacing import PacedRunner
 from acespec.cloud_verifier.security import Security
 from acespec.cloud_verifier.server import VerifierServer, serve_until_signal
 from acespec.cloud_verifier.server_options import ServerOptions
+from acespec.cloud_verifier.stop_signals import StopSignals
 from acespec.cloud_verifier.tenants import ANONYMOUS, Quota, Tenant
 from acespec.cloud_verifier.verifier import Verifier
 from acespec.compute import ThreadRunner
@@ -74,11 +75,12 @@ async def serve(
     options: ServerOptions,
     authenticator: BelievingAuthenticator,
 ) -> None:
+    signals = StopSignals().queue()
     runner = PacedRunner(ThreadRunner("target"), forward_ms)
     security = Security(credentials=None, authenticator=authenticator)
     server = VerifierServer(Verifier(engine, runner, limits), options, security)
     try:
-        await serve_until_signal(server, 5.0, lambda address: click.echo(f"ready on {address}"))
+        await serve_until_signal(server, signals, 5.0, lambda address: click.echo(f"ready on {address}"))
     finally:
         runner.close()
 

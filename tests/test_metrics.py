@@ -272,7 +272,7 @@ def test_a_port_in_use_is_refused_in_one_line(host: str, address: str) -> None:
     try:
         port = int(server.address.removeprefix(f"{address}:"))
         with pytest.raises(
-            AcespecError, match=rf"^cannot serve metrics on {host} port {port} \(.+\); choose .+$"
+            AcespecError, match=rf"^cannot listen on {host} port {port} \(.+\); choose another --metrics-port"
         ):
             serve_metrics(host, port, CollectorRegistry())
     finally:
@@ -283,7 +283,9 @@ def test_a_port_in_use_is_refused_in_one_line(host: str, address: str) -> None:
 
 
 def test_a_host_that_is_none_is_refused_in_one_line() -> None:
-    with pytest.raises(AcespecError, match=r"^cannot serve metrics on a\.invalid port 0 \(.+\); choose .+$"):
+    with pytest.raises(
+        AcespecError, match=r"^cannot listen on a\.invalid port 0 \(.+\); choose another --metrics"
+    ):
         serve_metrics("a.invalid", 0, CollectorRegistry())
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -119,6 +120,45 @@ def test_a_server_from_its_ready_line_to_its_end(served: Served) -> None:
     out, err = served.process.communicate(timeout=60)
     assert (served.process.returncode, out, err) == (0, "", "")
     resolve("127.0.0.1", served.port)
+
+
+def test_signals_that_come_too_often_change_nothing(folder: Path) -> None:
+    """From the first on, until the process is gone: it ends in order and says nothing."""
+    with serving(folder) as served:
+        while served.process.poll() is None:
+            served.process.send_signal(signal.SIGINT)
+            served.process.send_signal(signal.SIGTERM)
+        assert (served.process.returncode, *served.process.communicate()) == (0, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_it_is_ready_ends_it_silently(number: signal.Signals, tmp_path: Path) -> None:
+    tokens = tmp_path / "tenants.toml"
+    os.mkfifo(tokens)
+    process = subprocess.Popen(
+        [*SERVE, "--model", "m", "--port", "0", "--tokens", str(tokens)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with tokens.open("w"):  # waits until the other end is read
+        process.send_signal(number)
+        assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == -number
+
+
+def test_taken_ports_are_told_before_the_model_and_hinder_no_check_of_a_configuration() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ports = (("--port", port), ("--port", "0", "--metrics-port", port))
+        for arguments, option in zip(ports, ("--port", "--metrics-port"), strict=True):
+            assert one_line(run_serve("--model", "no-such-model", *arguments)) == (
+                f"acespec: error: cannot listen on 127.0.0.1 port {port} (Address already in use); "
+                f"choose another {option}, 0 for any that is free, or another {option[:-4]}host"
+            )
+            checked = run_serve("--model", "no-such-model", *arguments, "--print-config")
+            assert (checked.returncode, checked.stderr) == (0, "")
+            assert f"port = {port}  # command line" in checked.stdout
 
 
 def test_a_protected_server_configured_by_file_and_environment(folder: Path, tmp_path: Path) -> None:

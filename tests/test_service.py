@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import struct
@@ -395,8 +394,9 @@ async def test_a_signal_stops_the_server_and_a_second_one_cuts_draining_short() 
     entered, target.on_forward = event_of(asyncio.get_running_loop())
     runner = ThreadRunner("target")
     ready: asyncio.Queue[str] = asyncio.Queue()
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     server = VerifierServer(Verifier(target, runner), FREE_PORT)
-    serving = asyncio.create_task(serve_until_signal(server, 3600.0, ready.put_nowait))
+    serving = asyncio.create_task(serve_until_signal(server, signals, 3600.0, ready.put_nowait))
     address = await ready.get()
     async with client_of(address, target, [1]) as client, grpc.aio.insecure_channel(address) as channel:
         target.gate.clear()
@@ -404,15 +404,27 @@ async def test_a_signal_stops_the_server_and_a_second_one_cuts_draining_short() 
         await entered.wait()
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
         assert (await watch.read()).status == SERVING
-        os.kill(os.getpid(), signal.SIGINT)
+        signals.put_nowait(signal.SIGINT)
         assert (await watch.read()).status == NOT_SERVING
         assert not serving.done(), "the round may still be answered"
-        os.kill(os.getpid(), signal.SIGTERM)
+        signals.put_nowait(signal.SIGTERM)
         with pytest.raises(SessionError, match="shutting down"):
             await all_answers(client)
         target.gate.set()
         await serving
     assert target.sequences == {}
+    runner.close()
+
+
+async def test_a_signal_before_the_server_stands_stops_it_in_order() -> None:
+    runner = ThreadRunner("target")
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    signals.put_nowait(signal.SIGINT)
+    ready: list[str] = []
+    await serve_until_signal(
+        VerifierServer(Verifier(engine(), runner), FREE_PORT), signals, 3600.0, ready.append
+    )
+    assert len(ready) == 1
     runner.close()
 
 
