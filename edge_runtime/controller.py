@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from acespec.edge_runtime.budget import StepPlan, fixed_budget, worth_a_step
-from acespec.edge_runtime.estimators import SmoothedTime, StepTimes
+from acespec.edge_runtime.estimators import MeanTime, SmoothedTime, StepTimes
 from acespec.edge_runtime.outcome_estimates import OutcomeEstimates
 from acespec.edge_runtime.request import DraftSettings
 from acespec.edge_runtime.steady_plan import SteadyPlan
@@ -32,9 +32,11 @@ class Controller:
         self.step_times = StepTimes(profile_at(0))
         self.outcomes = OutcomeEstimates(settings.allocation, settings.initial_alpha, settings.initial_beta)
         self.round_trip = SmoothedTime()
+        self._trip_is_opening = False
+        """Whether all that is known of it is how long the answer to ``Open`` took."""
         self.verify = SmoothedTime()
         """Of a round, as the server tells it."""
-        self.decode_interval = SmoothedTime()
+        self._decode_intervals = MeanTime()
         """From token to token, as they arrive while the cloud decodes by itself."""
         self._decode_compute = SmoothedTime()
         self._steady = SteadyPlan(settings.budget)
@@ -48,8 +50,13 @@ class Controller:
 
     @property
     def cloud_ms(self) -> float:
-        """What a token takes if the cloud decodes by itself; until it has, what checking a chain takes."""
-        return self.decode_interval.mean_ms if self.decode_interval.known else self.verify_ms
+        """What a token takes if the cloud decodes by itself.
+
+        What the server says it computes, or until it has decoded what checking a chain takes, and more and
+        more what passes from one token to the next: of few of them a jittery link makes anything.
+        """
+        compute = self._decode_compute
+        return self._decode_intervals.mean_ms(compute.mean_ms if compute.known else self.verify_ms)
 
     @property
     def window_ms(self) -> float:
@@ -82,7 +89,7 @@ class Controller:
         return RoundSetting(window_ms, self._step_ms(context), self.outcomes.odds(errors))
 
     def forecast(self, context: int, errors: float) -> RoundForecast:
-        """What rounds would give at their best, with alpha ``errors`` standard errors above its estimate."""
+        """What rounds would give at their best; ``errors`` as for ``setting``."""
         settings, setting = self.settings, self.setting(context, errors)
         if settings.gamma is None:
             return best_forecast(setting, budget=settings.budget)
@@ -108,6 +115,8 @@ class Controller:
         """A round took ``round_ms``, of which the server says it spent ``times``. Returns the round trip."""
         verify_ms = times.queue_ms + times.compute_ms
         round_trip_ms = max(round_ms - verify_ms, 0.0)
+        if self._trip_is_opening:
+            self.round_trip, self._trip_is_opening = SmoothedTime(), False
         self.round_trip.observe(round_trip_ms)
         self.verify.observe(verify_ms)
         return round_trip_ms
@@ -119,9 +128,10 @@ class Controller:
         """
         if not self.round_trip.known:
             self.round_trip.observe(answer_ms)
+            self._trip_is_opening = True
 
     def observe_commit(self, since_last_ms: float | None, num_tokens: int, compute_ms: float) -> None:
         """The cloud's own ``num_tokens`` arrived ``since_last_ms`` after those before; None for the first."""
         self._decode_compute.observe(compute_ms)
         if since_last_ms is not None:
-            self.decode_interval.observe(since_last_ms / num_tokens)
+            self._decode_intervals.observe(since_last_ms / num_tokens)

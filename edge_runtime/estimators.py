@@ -39,6 +39,27 @@ class SmoothedTime:
         return self._spread_ms
 
 
+class MeanTime:
+    """The mean of the last durations, forgetting slowly, beside what they are expected to be.
+
+    ``memory`` is the number of samples it rests on; the expectation weighs ``prior_samples`` of them.
+    """
+
+    def __init__(self, prior_samples: float = 8.0, memory: float = 64.0) -> None:
+        self._prior_samples = prior_samples
+        self._keep = 1.0 - 1.0 / memory
+        self._sum_ms = self._samples = 0.0
+
+    def observe(self, sample_ms: float) -> None:
+        self._sum_ms = self._keep * self._sum_ms + sample_ms
+        self._samples = self._keep * self._samples + 1.0
+
+    def mean_ms(self, expected_ms: float) -> float:
+        """The mean, where ``expected_ms`` was expected before the first sample."""
+        samples = self._prior_samples + self._samples
+        return (self._prior_samples * expected_ms + self._sum_ms) / samples
+
+
 class AcceptanceRate:
     """Share of checked chain tokens that were accepted (alpha), forgetting slowly.
 

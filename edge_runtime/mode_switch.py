@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 LEAST_GAIN = 0.05
 """Speculation begins only if it is expected to save this share of the time of a token."""
-ALLOWED_LOSS = 0.03
+ALLOWED_LOSS = 0.02
 """How much later than the cloud alone a text may get by speculation that disappoints, before that ends."""
 SHORTEST_TEXT = 128
 """Tokens whose time that share is of, in a text that is shorter yet."""
 FIRST_BAR = 64
 """Tokens for which speculation that was seen to lose is not tried again; twice as many each time."""
-TRUST = 8.0
+TRUST = 4.0
 """Rounds' worth of belief in the model of time, against what rounds are seen to take."""
 MEMORY = 64.0
 """Rounds that what they are seen to take rests on."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from acespec.edge_runtime.controller import Controller
-from acespec.edge_runtime.estimators import AcceptanceRate, SmoothedTime, StepTimes, TailExponent
+from acespec.edge_runtime.estimators import AcceptanceRate, MeanTime, SmoothedTime, StepTimes, TailExponent
 from acespec.edge_runtime.request import DraftSettings
 from acespec.wire import ServerTimes
 
@@ -19,6 +19,53 @@ def test_smoothed_time_follows_rfc_6298() -> None:
     time.observe(180.0)
     # spread first, against the old mean: 50 + (80 - 50)/4; then the mean: 100 + 80/8
     assert (time.mean_ms, time.spread_ms) == (110.0, 57.5)
+
+
+def test_a_mean_moves_from_what_is_expected_to_what_is_seen() -> None:
+    mean = MeanTime(prior_samples=4.0, memory=1e12)
+    assert mean.mean_ms(70.0) == 70.0
+    for sample_ms in (100.0, 110.0):
+        mean.observe(sample_ms)
+    assert mean.mean_ms(70.0) == pytest.approx((4 * 70.0 + 210.0) / 6)
+    forgetful = MeanTime(memory=16)
+    for sample_ms in [100.0] * 200 + [50.0] * 200:
+        forgetful.observe(sample_ms)
+    assert forgetful.mean_ms(50.0) == pytest.approx(50.0, abs=0.1)
+
+
+def test_chances_count_as_so_much_of_a_test() -> None:
+    rate = AcceptanceRate(prior=0.5, prior_tests=2.0, memory=1e12)
+    rate.observe_chance(0.25)
+    rate.observe_chance(0.5)
+    assert rate.value == pytest.approx((1.0 + 0.75) / 4.0)
+    assert rate.error == pytest.approx((rate.value * (1.0 - rate.value) / 4.0) ** 0.5)
+
+
+def test_a_few_jittery_intervals_do_not_make_the_cloud_slow() -> None:
+    controller = Controller(DraftSettings(), lambda _: {1: 10.0})
+    assert controller.cloud_ms == 0.0
+    controller.observe_commit(None, 1, compute_ms=70.0)
+    assert controller.cloud_ms == pytest.approx(70.0)
+    assert controller.verify_ms == pytest.approx(70.0), "before a round a check is taken for as long"
+    for since_ms in (110.0, 90.0):
+        controller.observe_commit(since_ms, 1, compute_ms=70.0)
+    assert controller.cloud_ms == pytest.approx((8 * 70.0 + 200.0) / 10, rel=0.01)
+    for _ in range(500):  # a link that carries no more
+        controller.observe_commit(180.0, 2, compute_ms=70.0)
+    assert controller.cloud_ms == pytest.approx(90.0, rel=0.05)
+    controller.observe_round(150.0, ServerTimes(0.0, 100.0))
+    assert controller.verify_ms == 100.0
+
+
+def test_the_opening_is_a_round_trip_until_there_is_a_real_one() -> None:
+    controller = Controller(DraftSettings(), lambda _: {1: 10.0})
+    controller.observe_opening(300.0)
+    controller.observe_opening(20.0)
+    assert controller.round_trip.mean_ms == 300.0, "once: a later one is another stream's"
+    controller.observe_round(150.0, ServerTimes(0.0, 100.0))
+    assert controller.round_trip.mean_ms == 50.0
+    controller.observe_opening(300.0)
+    assert controller.round_trip.mean_ms == 50.0
 
 
 def test_acceptance_counts_tests_up_to_the_first_rejection() -> None:
