@@ -9,7 +9,7 @@ from typing import Any
 
 from acespec.bench.lab.document import Document
 from acespec.bench.lab.tables import Row
-from acespec.bench.lab.view import OURS, groups
+from acespec.bench.lab.view import OURS, groups, shown_round_trip
 from acespec.errors import AcespecError
 
 Axes = Any
@@ -53,12 +53,18 @@ def _save(panels: Sequence[Panel], path: Path) -> None:
     figure_module = importlib.import_module("matplotlib.figure")
     width, height = PANEL_INCHES
     figure = figure_module.Figure(figsize=(width * len(panels), height), layout="constrained")
+    colours = matplotlib.colormaps["tab20"].colors
+    named: dict[str, Any] = {}
     for axes, (title, paint) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        axes.set_prop_cycle(color=[*colours[::2], *colours[1::2]])  # strong ones first, then their pale twins
         paint(axes)
         axes.set_title(title, fontsize="medium")
         axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize="x-small")
+        axes.set_axisbelow(True)
+        handles, labels = axes.get_legend_handles_labels()
+        named |= dict(zip(labels, handles, strict=True))
+    if named:
+        figure.legend(named.values(), named.keys(), loc="outside right upper", fontsize="small")
     try:
         with matplotlib.rc_context({"svg.hashsalt": path.name}):  # the same figure gives the same file
             figure.savefig(path.with_name(f"{path.name}.svg"), metadata={"Date": None})
@@ -90,7 +96,7 @@ def _bars(axes: Axes, rows: Sequence[Row], group: str, columns: Mapping[str, str
         drawn = [(index, row[name]) for index, row in enumerate(rows) if row[name] is not None]
         if drawn:
             positions, values = zip(*drawn, strict=True)
-            axes.bar([index + place * width for index in positions], values, width, label=label)
+            axes.bar([index + place * width for index in positions], values, width, label=label or None)
     axes.set_xticks([index + 0.4 - width / 2.0 for index in range(len(rows))])
     axes.set_xticklabels([row[group] for row in rows], rotation=40, ha="right", fontsize="small")
     if log:
@@ -106,32 +112,38 @@ def _round_trips(document: Document) -> Figures:
     names = ("profile", "rate_bps", "temperature", "gamma")
     for place, rows in groups(document["rows"], *names).items():
         panels: list[Panel] = []
-        costs: list[Panel] = []
+        sizes: list[Panel] = []
+        forwards: list[Panel] = []
         for (dataset,), members in groups(rows, "dataset").items():
             marks = [
-                entry
+                entry["model_rtt_ms"]
                 for entry in document["break_even"]
                 if entry["dataset"] == dataset and tuple(entry.get(name) for name in names) == place
             ]
-            panels.append((str(dataset), _over_round_trip(members, marks)))
-            trip = members[0]["rtt_ms"]
+            panels.append(_over_round_trip(str(dataset), members, marks))
+            trip = shown_round_trip(members)
             here = [row for row in members if row["rtt_ms"] == trip]
-            costs += [(f"{dataset}, {trip:g} ms", _bytes(here)), (f"{dataset}, {trip:g} ms", _forwards(here))]
+            sizes.append((f"{dataset}, {trip:g} ms", _bytes(here)))
+            forwards.append((f"{dataset}, {trip:g} ms", _forwards(here)))
         slug = _slug(*place)
         yield f"-throughput{slug}", panels
-        yield f"-traffic{slug}", costs
+        yield f"-bytes{slug}", sizes
+        yield f"-forwards{slug}", forwards
 
 
-def _over_round_trip(rows: Sequence[Row], marks: Sequence[Row]) -> Paint:
+def _over_round_trip(dataset: str, rows: Sequence[Row], break_evens: Sequence[float | None]) -> Panel:
+    """``break_evens`` by the model are said in the title, and marked where the round trips reach."""
+    longest = max(row["rtt_ms"] for row in rows)
+    told = [f"{trip:.0f} ms" if trip is not None else "none" for trip in break_evens]
+
     def paint(axes: Axes) -> None:
         _lines(axes, rows, "rtt_ms", "tokens_per_s", "strategy", {"x": "round trip, ms", "y": "tokens/s"})
-        for entry in marks:
-            if entry["model_rtt_ms"] is not None:
-                label = f"break-even by the model: {entry['model_rtt_ms']:.0f} ms"
-                axes.axvline(entry["model_rtt_ms"], color="black", linestyle=":", label=label)
+        for trip in break_evens:
+            if trip is not None and trip <= longest:
+                axes.axvline(trip, color="black", linestyle=":")
         axes.set_ylim(bottom=0)
 
-    return paint
+    return "; ".join([dataset, *(f"break-even by the model: {trip}" for trip in told)]), paint
 
 
 def _bytes(rows: Sequence[Row]) -> Paint:
@@ -151,7 +163,7 @@ def _bytes(rows: Sequence[Row]) -> Paint:
 
 def _forwards(rows: Sequence[Row]) -> Paint:
     def paint(axes: Axes) -> None:
-        _bars(axes, rows, "strategy", {"target_forwards_per_token": "target forwards"})
+        _bars(axes, rows, "strategy", {"target_forwards_per_token": ""})
         axes.set_ylabel("target forwards a token")
 
     return paint
