@@ -139,7 +139,7 @@ def demo(
             )
         )
     )
-    console.print("\n")
+    console.print()
     console.print(comparison_table(comparison))
     console.print(time_table(comparison.acespec.result.metrics))
     console.print(verdict(comparison))

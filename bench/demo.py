@@ -192,7 +192,7 @@ async def _run(
         DraftSettings.recommended(PAIR),
         lambda tokens: on_text(text.push(tokens)),
     )
-    on_text(text.finish())
+    on_text(text.finish() + "\n")
     return Run(result, text.text, await _carried(link))
 
 

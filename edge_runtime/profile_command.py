@@ -25,11 +25,12 @@ def profile(bundle: Path, threads: int, repeats: int, runtime: Runtime, provider
     from acespec.edge_runtime.profiler import measure_engine, measure_prefill
     from acespec.edge_runtime.runtimes import open_engine
     from acespec.models.latency import LatencyProfile, machine_name
-    from acespec.models.manifest import load_bundle, write_manifest
+    from acespec.models.manifest import check_writable, load_bundle, write_manifest
 
     console = Console(stderr=True, markup=False)  # paths may have brackets
     with console.status("loading the bundle") as status:
         loaded = load_bundle(bundle)
+        check_writable(bundle)
         opened = open_engine(loaded, threads, runtime, provider)
         points = []
         for point in measure_engine(opened.engine, repeats):

@@ -7,7 +7,7 @@ Runtime rewrites it to its ``MatMulNBits`` kernel where there are blocks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from acespec.export.counted import ignore_count
 from acespec.export.graph import MatrixProduct
 from acespec.export.graph_constants import initializer, lazy_initializer
 from acespec.export.quantized_matrix import QuantizedMatrix, quantize_matrix
@@ -35,20 +36,26 @@ STORAGE = {
 
 @torch.no_grad()
 def quantize_decoder(
-    decoder: ExportableDecoder, quantization: Quantization, for_tensorrt: bool = False
+    decoder: ExportableDecoder,
+    quantization: Quantization,
+    for_tensorrt: bool = False,
+    on_matrix: Callable[[int, int], object] = ignore_count,
 ) -> dict[str, QuantizedMatrix]:
     """Quantise the decoder's matrices as asked and put what each then stands for in its place.
 
     So PyTorch computes what the graph will. Returns the matrices ``[in, out]`` by the name their weights have
     in the graph; the embedding is the matrix from a hidden state to its tokens, with one scale a token. A
     matrix that does not divide into blocks stays as it is. ``for_tensorrt`` an eight-bit head beside four-bit
-    layers has no blocks: early versions of TensorRT 10 take blocks of four bits alone.
+    layers has no blocks: early versions of TensorRT 10 take blocks of four bits alone. ``on_matrix`` is told
+    before each product's matrix how many are done, and of how many.
     """
     matrices = {}
     head = decoder.model.get_output_embeddings()  # type: ignore[no-untyped-call]
     products = [(path, each) for path, each in decoder.named_modules() if isinstance(each, MatrixProduct)]
     # The largest first: what it takes for a moment comes before the others' integers, not beside them.
-    for path, module in sorted(products, key=lambda product: -product[1].weight.numel()):
+    products.sort(key=lambda product: -product[1].weight.numel())
+    for done, (path, module) in enumerate(products):
+        on_matrix(done, len(products))
         bits: int | None = quantization.bits
         block = quantization.block
         if module is head:

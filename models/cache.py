@@ -11,6 +11,8 @@ from pathlib import Path
 
 import platformdirs
 
+from acespec.errors import AcespecError
+
 CACHE_VARIABLE = "ACESPEC_CACHE"
 """Environment variable that moves the cache folder."""
 
@@ -39,6 +41,17 @@ def bundles_folder() -> Path:
 def downloads_folder() -> Path:
     """Files on their way into a model folder; may be deleted at any time."""
     return cache_folder() / "downloads"
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of the cache where it is missing. Raises ``AcespecError`` where none can be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AcespecError(
+            f"cannot make the cache folder {folder} ({error.strerror}); "
+            f"name another place in the variable {CACHE_VARIABLE}"
+        ) from None
 
 
 @contextlib.contextmanager

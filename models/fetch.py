@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from acespec.errors import AcespecError
-from acespec.models.cache import complete_or_absent, downloads_folder, models_folder
+from acespec.models.cache import complete_or_absent, downloads_folder, make_folder, models_folder
 from acespec.models.files import MODEL_FILES, sha256_of, weight_files
 from acespec.models.fingerprint import model_fingerprint
 from acespec.models.gguf import convert_gguf, require_gguf_support
@@ -49,6 +49,7 @@ def fetch(plan: FetchPlan, say: Say = logger.info) -> Fetched:
         return Fetched(final, record, was_cached=True)
     if final.exists():
         raise AcespecError(f"{final} is in the way and no model; delete it")
+    make_folder(final.parent)
     failures = []
     for source in plan.sources:
         say(f"{plan.name}: fetching from {source}")

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -347,6 +348,17 @@ def write_manifest(folder: Path, manifest: BundleManifest) -> None:
     finally:
         with contextlib.suppress(OSError):  # a read-only disk refuses to remove even what is not there
             beside.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise ``AcespecError`` where ``write_manifest`` would: for those who have long to measure before it."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise AcespecError(
+            f"cannot write {folder / MANIFEST_FILE} ({_reason(error)}); check its rights"
+        ) from None
 
 
 def _reason(error: Exception) -> str:

@@ -62,6 +62,8 @@ def pip_failure(stderr: str) -> str:
         detail = re.search(r"\[Errno[^\]]*\] ([^')\"]+)|(timed out|[Nn]ame resolution)", connection.group(1))
         reason = next((group for group in detail.groups() if group), None) if detail else None
         return f"the package index cannot be reached ({reason or connection.group(1)[:120]})"
+    if raised := re.findall(r"^(?:\w+\.)*\w*(?:Error|Exception): (.+)$", stderr, re.MULTILINE):
+        return str(raised[-1]).strip()  # pip ended in a traceback, behind a line without a reason
     errors = [line.removeprefix("ERROR: ") for line in stderr.splitlines() if line.startswith("ERROR: ")]
     lines = errors or [line for line in stderr.splitlines() if line.strip()]
     return lines[0].strip() if lines else "it gave no reason"

@@ -295,12 +295,30 @@ def test_without_the_cloud_extra_nothing_is_downloaded(
     assert left_in(cache) == []
 
 
+FULL_DISK = """ERROR: Exception:
+Traceback (most recent call last):
+  File "pip/_internal/network/download.py", line 1, in download
+    file.write(chunk)
+OSError: [Errno 28] No space left on device
+"""
+
+
+def test_a_cache_that_cannot_be_made_is_named_with_the_variable_that_moves_it(
+    tmp_path: Path, index: PinnedWheel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("ACESPEC_CACHE", str(tmp_path / "file" / "x"))
+    with pytest.raises(AcespecError, match=r"cannot make the cache folder .*Not a directory.*ACESPEC_CACHE"):
+        fetch(wheel_plan(index))
+
+
 @pytest.mark.parametrize(
     ("stderr", "reason"),
     [
         ("", "it gave no reason"),
         ("WARNING: x\nERROR: No space left\nERROR: more", "No space left"),
         ("odd\n", "odd"),
+        (FULL_DISK, "[Errno 28] No space left on device"),
     ],
 )
 def test_the_reason_in_what_pip_says(stderr: str, reason: str) -> None:

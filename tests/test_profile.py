@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from numpy.typing import NDArray
 
 from acespec.edge_runtime.profile_command import profile
 from acespec.edge_runtime.profiler import measure_engine, measure_prefill, profile_contexts
+from acespec.errors import AcespecError
 from acespec.models.latency import machine_name
 from acespec.models.manifest import load_bundle
 from acespec.speculation import DraftLogits
@@ -106,6 +110,22 @@ def test_the_command_stores_what_it_measured_in_the_manifest(tmp_path: Path) -> 
     }
     assert [(p.bucket, p.context) for p in manifest.latency.prefill] == [(32, 0)]
     assert manifest.model_copy(update={"latency": None}) == tiny_bundle().manifest
+
+
+def test_a_bundle_that_cannot_be_written_is_refused_before_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle().folder, folder)
+
+    def read_only(*_: object, **__: object) -> None:  # rights do not keep root out
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
+    result = CliRunner().invoke(profile, [str(folder)])
+    assert isinstance(result.exception, AcespecError)
+    assert f"cannot write {folder / 'manifest.json'} (Read-only file system)" in str(result.exception)
+    assert "bucket" not in result.output
 
 
 def test_a_machine_has_a_name() -> None:

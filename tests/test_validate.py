@@ -358,9 +358,10 @@ def test_another_models_logits_are_no_reference(tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(bundle.folder.parent / "tiny-llama", other)
     importlib.import_module("tiny_target").tiny_model("qwen3").save_pretrained(other)
-    error = run(bundle.folder, "--model", other).exception
-    assert isinstance(error, AcespecError)
-    assert "was not exported from" in str(error)
+    result = run(bundle.folder, "--model", other)
+    assert isinstance(result.exception, AcespecError)
+    assert "was not exported from" in str(result.exception)
+    assert result.output == "", "it was refused before the first check"
 
 
 def test_a_runtime_without_a_graph_is_refused(copied: Path) -> None:

@@ -42,17 +42,28 @@ def validate(
     from acespec.models.manifest import load_bundle
 
     loaded = load_bundle(bundle)
+    source = None if model is None else source_of(loaded, model)
     click.echo(f"{len(loaded.manifest.file_sha256)} files have the manifest's hashes")
     failures = 0
     for variant in runnable(loaded, runtime, provider):
         click.echo(f"graph {variant.name} on {runtime}")
         engine = open_graph(loaded, variant, threads, runtime, provider)
-        for finding in findings(loaded, variant, engine, seed, model):
+        for finding in findings(loaded, variant, engine, seed, source):
             failures += not finding.passed
             click.echo(line(finding, variant), err=not finding.passed)
     if failures:
         raise AcespecError(f"{failures} checks of {bundle} failed; export it again, or try another --runtime")
     click.echo("all checks passed")
+
+
+def source_of(bundle: Bundle, model: str) -> Path:
+    """The folder of ``model``. Raises ``AcespecError`` unless ``bundle`` was exported from it."""
+    from acespec.models.fingerprint import check_source
+    from acespec.models.sources import resolve_model
+
+    folder = resolve_model(model)
+    check_source(bundle, folder)
+    return folder
 
 
 def runnable(bundle: Bundle, runtime: Runtime, provider: Provider | None) -> list[GraphVariant]:
@@ -88,20 +99,19 @@ def open_graph(
 
 
 def findings(
-    bundle: Bundle, variant: GraphVariant, engine: DraftEngine, seed: int, model: str | None
+    bundle: Bundle, variant: GraphVariant, engine: DraftEngine, seed: int, source: Path | None
 ) -> Iterator[Finding]:
-    """Run the checks, the comparison with PyTorch last."""
+    """Run the checks, last the comparison with PyTorch's logits of the model in ``source``."""
     from acespec.edge_runtime.validation import compare_with_reference, validate_engine
     from acespec.models.tolerances import run_tolerance
 
     tolerance = run_tolerance(bundle.manifest)
     windows = [mask.window for mask in variant.masks if mask.window is not None]
     yield from validate_engine(engine, tolerance, windows, seed)
-    if model is not None:
+    if source is not None:
         from acespec.export.reference import reference_logits
-        from acespec.models.sources import resolve_model
 
-        probe, expected = reference_logits(resolve_model(model), bundle)
+        probe, expected = reference_logits(source, bundle)
         yield compare_with_reference(engine, probe, expected, tolerance)
 
 
