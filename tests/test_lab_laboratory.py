@@ -182,6 +182,21 @@ with Laboratory(recorded_pair(folder), folder) as laboratory:
     assert replayed == json.loads(json.dumps(results))
 
 
+def test_seed_and_prompt_decide_what_the_link_does(tmp_path: Path) -> None:
+    jittery = LinkConditions.symmetric(50.0, jitter_ms=30.0)
+    greedy = SamplingParams(temperature=0.0)
+
+    def run(name: str, seed: int) -> RunResult:
+        meets = conditions(link=jittery, sampling=greedy, seed=seed, end_tokens=False)
+        return laboratory.run(Autoregressive(), case(name=name), meets)
+
+    with Laboratory(table_pair(), tmp_path) as laboratory:
+        results = [run("a", 1), run("a", 2), run("b", 1)]
+        assert run("a", 1) == results[0]
+    assert len({result.tokens for result in results}) == 1
+    assert len({result.total_ms for result in results}) == 3
+
+
 def test_recording_goes_on_where_it_was(tmp_path: Path) -> None:
     strategies, cases = [Autoregressive(), acespec()], [case(name="a"), case(5, 5, name="b")]
     told: list[RunResult] = []

@@ -74,9 +74,24 @@ def test_a_sharp_sampling_keeps_little_and_a_flat_one_the_whole_row() -> None:
     assert np.array_equal(decode_target_row(whole), logits)
 
 
+@pytest.mark.parametrize("temperature", [0.1, 0.2, 1.0, 1.7])
+def test_rows_are_reduced_at_every_temperature_where_few_entries_are_left(temperature: float) -> None:
+    generator = np.random.default_rng(6)
+    params = SamplingParams(temperature=temperature, top_p=0.7)
+    keys = []
+    for _ in range(20):
+        logits = generator.standard_normal(VOCAB).astype(np.float32)
+        logits[generator.integers(VOCAB, size=9)] += temperature * generator.uniform(8.0, 10.0, 9).astype(
+            np.float32
+        )
+        keys.append(encode_target_row(logits, params)[1])
+    assert keys.count(ANY_SAMPLING) <= 1
+
+
 def test_penalties_keep_the_whole_row() -> None:
     logits = np.arange(100, dtype=np.float32)
-    data, key = encode_target_row(logits, SamplingParams(temperature=0.2, repetition_penalty=1.2))
+    assert encode_target_row(logits, SamplingParams(top_p=0.5))[1] != ANY_SAMPLING
+    data, key = encode_target_row(logits, SamplingParams(top_p=0.5, repetition_penalty=1.2))
     assert key == ANY_SAMPLING
     assert np.array_equal(decode_target_row(data), logits)
 
