@@ -25,6 +25,8 @@ from acespec.bench.lab.strategy import World
 from acespec.errors import AcespecError
 from bench_world import table_bench
 
+pytest.importorskip("matplotlib")  # the device has none
+
 DEVICES = "orin-llama-1b/a100-70b"
 SMALL = {
     "table1": ("--rtt", "10,200", "--profiles", DEVICES),

@@ -11,6 +11,8 @@ from acespec.bench.lab import plots
 from acespec.bench.lab.tables import Row
 from acespec.errors import AcespecError
 
+matplotlib_figure = pytest.importorskip("matplotlib.figure")  # the device has none
+
 TRIPS = (10.0, 50.0, 200.0)
 COSTS = (
     "payload_up_per_token",
@@ -41,7 +43,7 @@ def document(model_rtt_ms: float | None) -> dict[str, Any]:
 
 
 def painted(content: dict[str, Any], suffix: str) -> tuple[str, Any]:
-    figure = pytest.importorskip("matplotlib.figure").Figure()
+    figure = matplotlib_figure.Figure()
     panels = dict(plots._FIGURES[content["experiment"]](content))
     ((title, paint),) = panels[f"{suffix}-p"]
     axes = figure.subplots()
@@ -81,7 +83,6 @@ def test_costs_are_those_of_the_round_trip_shown_and_a_failed_one_has_no_bar() -
 
 
 def test_a_figure_is_the_same_file_every_time(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     folders = [tmp_path / "a", tmp_path / "b"]
     names = []
     for folder in folders:
@@ -93,6 +94,5 @@ def test_a_figure_is_the_same_file_every_time(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     with pytest.raises(AcespecError, match="choose another folder"):
         plots.draw(document(130.0), tmp_path / "nowhere")

@@ -166,11 +166,17 @@ def _run(
     ):
         task = progress.add_task(title, total=len(to_run))
 
+        begun: set[PromptCase] = set()
+
         def advance(outcome: Outcome) -> None:
+            case = outcome.point.case
+            if case not in begun and not console.is_terminal:  # no bar is drawn into a file
+                done = int(progress.tasks[task].completed)
+                console.print(f"{done} of {len(to_run)}: {case.dataset}/{case.id}", soft_wrap=True)
+            begun.add(case)
             progress.advance(task)
             if outcome.failure is not None:
-                case = outcome.point.case
                 where = f"{outcome.point.cell.strategy.name} on {case.dataset}/{case.id}"
-                progress.console.print(f"failed: {where}: {outcome.failure}", soft_wrap=True)
+                console.print(f"failed: {where}: {outcome.failure}", soft_wrap=True)
 
         return execute(laboratory, to_run, store, advance, fresh=settings.fresh)
