@@ -14,6 +14,7 @@ from acespec.bench.lab.measures import MEASURES
 from acespec.bench.lab.profiles import parse_profiles
 from acespec.bench.lab.strategies import acespec
 from acespec.bench.lab.tables import Row, Table
+from acespec.bench.lab.views import views
 from acespec.edge_runtime.strategy_times import Scenario, break_even_ms
 from acespec.edge_runtime.time_model import OutcomeOdds
 from acespec.speculation import Allocation
@@ -202,3 +203,18 @@ def test_acespecs_settings_reach_its_cells() -> None:
     cell = TABLE1.cells[0]
     assert cell.sampling == PAIR.sampling
     assert acespec(PAIR, AcceptanceMode.COUPLED, gamma=2).settings.gamma == 2
+
+
+@pytest.mark.parametrize(("num_prompts", "warns"), [(3, True), (20, False)])
+def test_bounds_over_few_prompts_come_with_a_warning(num_prompts: int, warns: bool) -> None:
+    scope = Scope(cases(*(str(number) for number in range(num_prompts))))
+    table = Table(TABLE2, outcomes(TABLE2, scope, ByAllocation()))
+    shown = views(
+        {
+            "experiment": "table2",
+            "rows": table.rows(),
+            "differences": table.differences(),
+            "settings": {"bounds": {"level": 0.95}},
+        }
+    )
+    assert ("take more" in shown[-1].note) is warns

@@ -9,6 +9,9 @@ from acespec.bench.lab.round_trip_views import round_trip_views
 from acespec.bench.lab.tables import Row
 from acespec.bench.lab.view import NOTHING, OURS, Text, View, figure, groups, pivot, rate_text
 
+FEW_PROMPTS = 20
+"""With fewer, a bootstrap's bounds hold the true value noticeably less often than they say."""
+
 
 def views(document: Document) -> list[View]:
     """The tables of a document, failed points last."""
@@ -75,7 +78,9 @@ def _differences(document: Document) -> View:
         body.append(tuple(map(Text, texts)))
     level = document["settings"]["bounds"]["level"]
     header = ("difference", "dataset", "devices", "measure", "value", f"{level:.0%} bounds")
-    return View("Differences over the same prompts and seeds", header, tuple(body))
+    few = min((row["prompts"] for row in document["rows"]), default=0) < FEW_PROMPTS
+    note = f"Bounds over fewer than {FEW_PROMPTS} prompts are too narrow: take more." if few else ""
+    return View("Differences over the same prompts and seeds", header, tuple(body), note)
 
 
 def _fig5(document: Document) -> list[View]:
