@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from acespec.cloud_verifier.authentication import find_token
 from acespec.cloud_verifier.documents import parse_document
-from acespec.cloud_verifier.tenants_file import parse_tenants, read_tenants, token_hash
+from acespec.cloud_verifier.tenants_file import TokenEntry, parse_tenants, read_tenants, token_hash
 from acespec.cloud_verifier.tokens_text import with_tenant, with_token, without_token
 from acespec.errors import AcespecError
-from acespec.token_command import token
+from acespec.token_command import described, token
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
 HAND_WRITTEN = """\
@@ -70,6 +70,15 @@ def test_a_token_can_go_to_a_file_of_its_owner(tmp_path: Path) -> None:
     assert len(read_tenants(file).tokens) == 1, "a token nobody gets is not added"
 
 
+@pytest.mark.parametrize("unwritable", ["output", "file"])
+def test_a_token_is_valid_only_where_it_was_handed_over(unwritable: str, tmp_path: Path) -> None:
+    places = {"output": tmp_path / "edge.token", "file": tmp_path / "tenants.toml"}
+    places[unwritable] = tmp_path / "none" / places[unwritable].name
+    result = run("new", "acme", "--file", places["file"], "--output", places["output"])
+    assert f"cannot write {places[unwritable]}" in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_days_are_days_from_now(tmp_path: Path) -> None:
     file = tmp_path / "tenants.toml"
     made(file, "acme", "--days", 3)
@@ -102,7 +111,11 @@ def test_list_and_revoke(tmp_path: Path) -> None:
     [
         (("new", "acme", "--max-sessions", "3"), "is in .* already; change the quota there"),
         (("new", "new", "--kv-bytes", "3 potatoes"), "the quota is out of range"),
-        (("new", "tab\there"), "printable"),
+        (
+            ("new", "tab\there"),
+            r"^a tenant's name is 1 to 128 printable characters, which 'tab\\there' is not$",
+        ),
+        (("new", ""), "^a tenant's name is 1 to 128 printable characters, which '' is not$"),
         (("revoke", "bb"), "no token begins with 'bb'"),
     ],
 )
@@ -117,6 +130,29 @@ def test_errors_are_one_line_and_leave_the_file(
         raise result.exception
     assert "\n" not in str(result.exception)
     assert file.read_text() == HAND_WRITTEN
+
+
+@pytest.mark.parametrize("words", [("list",), ("revoke", "aa")])
+def test_a_file_that_is_not_there_is_no_empty_one(words: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "none.toml"
+    result = run(*words, "--file", file)
+    assert isinstance(result.exception, AcespecError)
+    assert (
+        str(result.exception) == f"there is no {file}; begin one with: acespec token new TENANT --file {file}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("expires", "end"),
+    [
+        (None, ""),
+        (NOW, ", expired 2030-01-01"),
+        (NOW + timedelta(seconds=1), ", valid until 2030-01-01"),
+    ],
+)
+def test_an_expired_token_is_listed_as_such(expires: datetime | None, end: str) -> None:
+    entry = TokenEntry(tenant="acme", sha256="a" * 64, expires=expires)
+    assert described(entry, NOW) == "aaaaaaaaaaaa  acme  -" + end
 
 
 def test_an_ambiguous_id_revokes_nothing(tmp_path: Path) -> None:

@@ -47,10 +47,15 @@ def token() -> None:
 @click.option("--kv-bytes", metavar="SIZE", help="A new tenant's quota of keys and values, such as 4GiB.")
 def new(tenant: str, file: Path, days: int | None, output: Path | None, **bounds: Any) -> None:
     """Make a token for TENANT and print it, this once."""
+    from acespec.cloud_verifier.tenants import Tenant
     from acespec.cloud_verifier.tenants_file import new_token, token_hash
     from acespec.cloud_verifier.tokens_text import with_tenant, with_token
-    from acespec.private_files import refuse_to_overwrite, write_whole
+    from acespec.private_files import write_whole
 
+    try:
+        Tenant(tenant)
+    except ValueError as error:
+        raise AcespecError(f"{error}, which {tenant!r} is not") from error
     text, content = read(file)
     quota = quota_of(bounds)
     if tenant not in content.tenants:
@@ -63,11 +68,14 @@ def new(tenant: str, file: Path, days: int | None, output: Path | None, **bounds
     text = with_token(text, tenant, token_hash(made), now, expires)
     parse(file, text)
     if output is not None:
-        refuse_to_overwrite(output)
-    write_whole(file, text.encode("utf-8"), replace=True)
-    if output is not None:
-        write_whole(output, f"{made}\n".encode("ascii"))
-    else:
+        write_whole(output, f"{made}\n".encode("ascii"))  # first: a token that nobody got must not be valid
+    try:
+        write_whole(file, text.encode("utf-8"), replace=True)
+    except BaseException:
+        if output is not None:
+            output.unlink()
+        raise
+    if output is None:
         click.echo(made)
     until = "until it is revoked" if expires is None else f"until {expires:%Y-%m-%d}"
     click.echo(f"valid {until}; {file} keeps its hash alone, so it cannot be shown again", err=True)
@@ -77,10 +85,18 @@ def new(tenant: str, file: Path, days: int | None, output: Path | None, **bounds
 @FILE
 def list_tokens(file: Path) -> None:
     """List the tokens of a file: their ids, tenants and dates."""
-    for entry in read(file)[1].tokens:
-        made = "-" if entry.created is None else f"made {entry.created:%Y-%m-%d}"
-        ends = "" if entry.expires is None else f", valid until {entry.expires:%Y-%m-%d}"
-        click.echo(f"{entry.id}  {entry.tenant}  {made}{ends}")
+    now = datetime.now(timezone.utc)
+    for entry in read(existing(file))[1].tokens:
+        click.echo(described(entry, now))
+
+
+def described(entry: TokenEntry, now: datetime) -> str:
+    """A token's line in the list."""
+    made = "-" if entry.created is None else f"made {entry.created:%Y-%m-%d}"
+    ends = ""
+    if entry.expires is not None:
+        ends = f", {'expired' if entry.expires <= now else 'valid until'} {entry.expires:%Y-%m-%d}"
+    return f"{entry.id}  {entry.tenant}  {made}{ends}"
 
 
 @token.command()
@@ -94,7 +110,7 @@ def revoke(token_id: str, file: Path) -> None:
     from acespec.cloud_verifier.tokens_text import without_token
     from acespec.private_files import write_whole
 
-    text, content = read(file)
+    text, content = read(existing(file))
     entry = entry_of(content, token_id, file)
     text = without_token(text, entry.sha256)
     parse(file, text)
@@ -109,6 +125,12 @@ def entry_of(content: TenantsFile, token_id: str, file: Path) -> TokenEntry:
         number = "several tokens begin" if found else "no token begins"
         raise AcespecError(f"{number} with {token_id!r} in {file}; see: acespec token list --file {file}")
     return found[0]
+
+
+def existing(file: Path) -> Path:
+    if not file.exists():
+        raise AcespecError(f"there is no {file}; begin one with: acespec token new TENANT --file {file}")
+    return file
 
 
 def read(file: Path) -> tuple[str, TenantsFile]:
