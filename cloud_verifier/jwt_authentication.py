@@ -68,7 +68,7 @@ class JwtAuthenticator:
                 options={"require": ["exp", "sub"]},
             )
         except (jwt.PyJWTError, ValueError, RecursionError) as error:  # the latter two from hostile JSON
-            raise AuthenticationError(f"{type(error).__name__}: {error}") from error
+            raise AuthenticationError(f"the JSON web token will not do ({error})") from error
 
 
 def read_jwt_key(settings: JwtSettings) -> JwtKey:

@@ -244,17 +244,17 @@ def test_clocks_may_differ_by_half_a_minute(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"exp": in_an_hour() - 7200}, "ExpiredSignatureError"),
-        ({"exp": None}, "MissingRequiredClaimError"),
-        ({"exp": "never"}, "DecodeError"),
-        ({"nbf": in_an_hour()}, "ImmatureSignatureError"),
-        ({"sub": None}, "MissingRequiredClaimError"),
+        ({"exp": in_an_hour() - 7200}, "Signature has expired"),
+        ({"exp": None}, 'missing the "exp" claim'),
+        ({"exp": "never"}, "must be an integer"),
+        ({"nbf": in_an_hour()}, "not yet valid"),
+        ({"sub": None}, 'missing the "sub" claim'),
         ({"sub": ""}, "cannot be a tenant's"),
         ({"sub": "a\nb"}, "cannot be a tenant's"),
-        ({"aud": "another"}, "InvalidAudienceError"),
-        ({"aud": None}, "MissingRequiredClaimError"),
-        ({"iss": "another"}, "InvalidIssuerError"),
-        ({"iss": None}, "MissingRequiredClaimError"),
+        ({"aud": "another"}, "Audience doesn't match"),
+        ({"aud": None}, 'missing the "aud" claim'),
+        ({"iss": "another"}, "Invalid issuer"),
+        ({"iss": None}, 'missing the "iss" claim'),
     ],
 )
 def test_claims_that_do_not_hold(changes: dict[str, object], reason: str, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_claims_that_do_not_hold(changes: dict[str, object], reason: str, tmp_pa
 def test_a_jwt_for_an_audience_is_refused_where_none_is_configured(tmp_path: Path) -> None:
     authenticator = authenticator_for(tmp_path, "ES256", audience=None, issuer=None)
     authenticator.tenant(bearing(signed("ES256", claims(aud=None, iss=None))), NOW)
-    with pytest.raises(AuthenticationError, match="InvalidAudienceError"):
+    with pytest.raises(AuthenticationError, match="Invalid audience"):
         authenticator.tenant(bearing(signed("ES256", claims())), NOW)
 
 
@@ -304,7 +304,9 @@ def test_no_algorithm_but_the_configured_one(algorithm: JwtAlgorithm, tmp_path: 
 def test_an_altered_jwt_is_refused(algorithm: JwtAlgorithm, tmp_path: Path) -> None:
     authenticator = authenticator_for(tmp_path, algorithm)
     header, _, signature = signed(algorithm, claims()).split(".")
-    with pytest.raises(AuthenticationError, match="InvalidSignatureError"):
+    with pytest.raises(
+        AuthenticationError, match=r"^the JSON web token will not do \(Signature verification failed\)$"
+    ):
         authenticator.tenant(bearing(f"{header}.{encoded(claims(sub='zenith'))}.{signature}"), NOW)
     for key in ("jwk", "jku", "x5u", "kid"):
         forged = encoded({"alg": algorithm, "typ": "JWT", key: "https://evil.test"})
