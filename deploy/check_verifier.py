@@ -23,6 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 SERVICE = "acespec.v1.Verifier"
 TIMEOUT_S = 5.0
+USAGE = "usage: python check_verifier.py HOST:PORT"
 
 
 def channel(address: str, variables: Mapping[str, str]) -> grpc.aio.Channel:
@@ -51,10 +52,31 @@ async def problem(address: str, variables: Mapping[str, str]) -> str | None:
         try:
             response = await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            return f"{address} does not answer ({error.code().name})"
+            return (
+                f"{address} does not answer{how(variables)} ({error.code().name}){advice(error, variables)}"
+            )
     serving = response.status == health_pb2.HealthCheckResponse.SERVING
     return None if serving else f"{address} answers, but does not serve"
 
 
+def how(variables: Mapping[str, str]) -> str:
+    """How the verifier was asked."""
+    return " over TLS" if variables.get("ACESPEC_HEALTH_CA") else " in plaintext"
+
+
+def advice(error: grpc.aio.AioRpcError, variables: Mapping[str, str]) -> str:
+    """What to do about a connection that did not come about."""
+    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return ""
+    if not variables.get("ACESPEC_HEALTH_CA"):
+        return "; if it speaks TLS, set ACESPEC_HEALTH_CA to the CA's PEM file"
+    return (
+        "; if it runs, see whether ACESPEC_HEALTH_CA signed its certificate, ACESPEC_HEALTH_NAME is in it, "
+        "and, for mTLS, ACESPEC_HEALTH_CERT and ACESPEC_HEALTH_KEY are a client's"
+    )
+
+
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(USAGE)
     sys.exit(asyncio.run(problem(sys.argv[1], os.environ)))

@@ -262,4 +262,20 @@ async def test_the_verifiers_health_check_tells_serving_from_not(serving: bool) 
     await server.start()
     assert await check.problem(address, {}) == (None if serving else f"{address} answers, but does not serve")
     await server.stop(None)
-    assert await check.problem(address, {}) == f"{address} does not answer (UNAVAILABLE)"
+    assert await check.problem(address, {}) == (
+        f"{address} does not answer in plaintext (UNAVAILABLE); "
+        "if it speaks TLS, set ACESPEC_HEALTH_CA to the CA's PEM file"
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["127.0.0.1:1", "more"]])
+def test_the_health_check_says_how_it_is_called(arguments: list[str]) -> None:
+    pytest.importorskip("grpc_health.v1.health", reason="only the edge extra is installed")
+    result = subprocess.run(
+        [sys.executable, ROOT / "deploy" / "check_verifier.py", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "usage: python check_verifier.py HOST:PORT\n"

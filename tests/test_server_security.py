@@ -278,7 +278,14 @@ async def test_the_containers_health_check_speaks_tls(tmp_path: Path) -> None:
             fewer = {name: value for name, value in variables.items() if name != missing}
             if missing == "ACESPEC_HEALTH_CERT":
                 del fewer["ACESPEC_HEALTH_KEY"]
-            assert await check(address, fewer) == f"{address} does not answer (UNAVAILABLE)"
+            told = await check(address, fewer)
+            if missing == "ACESPEC_HEALTH_CA":
+                assert told.startswith(
+                    f"{address} does not answer in plaintext (UNAVAILABLE); if it speaks TLS,"
+                )
+            else:
+                assert told.startswith(f"{address} does not answer over TLS (UNAVAILABLE); if it runs, see")
+            assert missing in told
         gone = await check(address, {**variables, "ACESPEC_HEALTH_CA": f"{tmp_path}/none"})
         assert gone == f"cannot read {tmp_path}/none (No such file or directory)"
 
