@@ -12,6 +12,7 @@ from prometheus_client import (
     Histogram,
     Info,
     ProcessCollector,
+    disable_created_metrics,
 )
 
 from acespec import __version__
@@ -36,6 +37,7 @@ class PrometheusObserver(Observer):
     """
 
     def __init__(self, info: TargetInfo, max_tenants: int = MAX_TENANTS) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a time beside every counter and histogram, which nobody asks for
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         build = Info(

@@ -49,6 +49,14 @@ def total(values: Samples, name: str) -> float:
     return sum(value for key, value in values.items() if key[0] == name)
 
 
+def test_no_series_tells_when_it_was_made() -> None:
+    observer = PrometheusObserver(INFO)
+    observer.opened("acme")
+    names = {key[0] for key in served(observer)}
+    assert "acespec_verifier_sessions_opened_total" in names
+    assert not [name for name in names if name.endswith("_created")]
+
+
 seconds = st.floats(0.0, 60.0)
 tenants = st.sampled_from(["acme", "zeta", "anonymous"])
 rounds = st.builds(
