@@ -112,6 +112,9 @@ class Session:
         self._decoded_from = 0
         self._work: asyncio.Task[Any] | None = None
 
+    def __str__(self) -> str:
+        return f"session {self.label} of {self.tenant.name}"
+
     @property
     def kv_bytes(self) -> int:
         """Bytes of keys and values it may come to take."""

@@ -228,6 +228,7 @@ class Verifier:
             self._track(session.end())
             raise
         self._shared.observer.opened(stream.tenant.name)
+        logger.info("%s: opened with %d tokens", session, session.max_committed)
         return session
 
     async def _resume(self, request: Resume, stream: Stream) -> Session | None:
@@ -251,6 +252,7 @@ class Verifier:
         self._shared.seats.unpark(session.seat)
         stream.committed = request.committed
         self._shared.observer.resumed(stream.tenant.name)
+        logger.info("%s: resumed with %d tokens", session, session.max_committed)
         return session
 
     def _opened(self, session: Session) -> Opened:
@@ -286,8 +288,8 @@ class Verifier:
         self._shared.observer.refused(error.code.value)
         session = stream.session
         if session is not None:
-            logger.info("session %s: stream ended: %s", session.label, error.code.value)
-            logger.debug("session %s: %s", session.label, error.message)
+            logger.info("%s: stream ended: %s", session, error.code.value)
+            logger.debug("%s: %s", session, error.message)
             if error.code not in (ErrorCode.UNAVAILABLE, ErrorCode.ABORTED):
                 self._end(session, "failed")
 
@@ -320,6 +322,7 @@ class Verifier:
         if self._registry.remove(session):
             self._streams_of.pop(session, None)
             self._shared.observer.closed(session.tenant.name, reason)
+            logger.info("%s: ended with %d tokens (%s)", session, session.max_committed, reason)
             self._track(session.end())
 
     def _track(self, ending: Coroutine[Any, Any, None]) -> None:

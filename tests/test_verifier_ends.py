@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 from acespec.bench.virtual_clock import run_virtual
 from acespec.cloud_verifier.engine import Feed
 from acespec.cloud_verifier.limits import Limits
+from acespec.cloud_verifier.tenants import Tenant
 from acespec.cloud_verifier.verifier import GOODBYE_S, Verifier
 from acespec.compute import InlineRunner, ThreadRunner
 from acespec.wire import (
@@ -199,6 +202,38 @@ async def test_a_failure_ends_its_own_session_and_tells_the_edge_no_detail(
         assert healthy.committed == expected
         again = await edges.resumed(broken)
         assert await again.receive() == Reset(1, UNKNOWN)
+
+
+def test_the_log_follows_sessions_at_info(caplog: pytest.LogCaptureFixture) -> None:
+    """One that is resumed and closed, one whose stream never comes back, and one that is drained."""
+    caplog.set_level(logging.INFO, logger="acespec.cloud_verifier.verifier")
+
+    async def main() -> None:
+        engine = table_engine()
+        async with edges_of(engine, Limits(resume_ttl_s=5.0)) as edges:
+            lost = await edges.opened(open_request(engine, [1, 2, 3]), Tenant("acme"))
+            await lost.decode(2)
+            await lose(lost)
+            back = await edges.resumed(lost, tenant=Tenant("acme"))
+            await back.receive_opened()
+            await back.send(Close())
+            await edges.streams[-1]
+            await lose(await edges.opened(open_request(engine, [1])))
+            await asyncio.sleep(10.0)
+            await edges.opened(open_request(engine, [1, 2]))
+
+    run_virtual(main())
+    told = [re.sub("session [0-9a-f]{16} of ", "", record.getMessage()) for record in caplog.records]
+    assert told == [
+        "acme: opened with 3 tokens",
+        "acme: resumed with 5 tokens",
+        "acme: ended with 5 tokens (closed)",
+        "anonymous: opened with 1 tokens",
+        "anonymous: ended with 1 tokens (expired)",
+        "anonymous: opened with 2 tokens",
+        "anonymous: stream ended: UNAVAILABLE",
+        "anonymous: ended with 2 tokens (drained)",
+    ]
 
 
 async def test_an_open_that_is_refused_leaves_nothing() -> None:
