@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,6 +33,27 @@ class GroupedOption(click.Option):
     def __init__(self, *args: Any, group: str, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.group = group
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """As click's, but the complaint about a variable names the variable and no option."""
+        try:
+            return super().process_value(ctx, value)
+        except click.BadParameter as error:
+            assert self.name is not None
+            if ctx.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT:
+                error.param_hint = f"{ctx.auto_envvar_prefix}_{self.name.upper()} in the environment"
+            raise
+
+
+class Whole(click.IntRange):
+    """A whole number of a range; what is none is told the range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            bounds = f"from {self.min} on" if self.max is None else f"from {self.min} to {self.max}"
+            self.fail(f"{value!r} is no whole number {bounds}.", param, ctx)
 
 
 class GroupedCommand(click.Command):

@@ -14,7 +14,7 @@ import click
 
 from acespec.cloud_verifier.config_file import use_config
 from acespec.cloud_verifier.limits import Limits
-from acespec.cloud_verifier.option_groups import OptionGroup, Size, all_options
+from acespec.cloud_verifier.option_groups import OptionGroup, Size, Whole, all_options
 from acespec.cloud_verifier.security_settings import AUTHENTICATIONS, JWT_ALGORITHMS
 from acespec.cloud_verifier.server_options import ServerOptions
 from acespec.logs import LOG_FORMATS
@@ -25,8 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 PREFIX = "ACESPEC_SERVE"
 """What the variables' names begin with."""
 
-COUNT = click.IntRange(1)
-PORT = click.IntRange(0, 65535)
+COUNT = Whole(1)
+PORT = Whole(0, 65535)
 FILE = click.Path(path_type=Path, dir_okay=False)
 MS = {"type": FiniteRange(0.0, 600_000.0), "metavar": "MS"}
 SECONDS = {"type": FiniteRange(0.0, 1e6, min_open=True), "metavar": "SECONDS"}
@@ -132,7 +132,7 @@ limits.add(
 limits.add(
     "--max-context",
     "Positions of a session, prompt included.  [default: the target's]",
-    type=click.IntRange(2),
+    type=Whole(2),
 )
 limits.add("--max-chain", "Longest chain that is checked.", default=DEFAULTS["max_chain"], type=COUNT)
 limits.add(

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from acespec.cloud_verifier.config_file import effective, use_config
 from acespec.cloud_verifier.documents import parse_document, toml_value
-from acespec.cloud_verifier.option_groups import GroupedCommand, OptionGroup, Size, all_options
+from acespec.cloud_verifier.option_groups import GroupedCommand, OptionGroup, Size, Whole, all_options
 from acespec.errors import AcespecError
 
 first, second = OptionGroup("First"), OptionGroup("Second")
 first.add("--model", "Which.", required=True)
-first.add("--port", "Where.", type=click.IntRange(0, 65535), default=50051)
+first.add("--port", "Where.", type=Whole(0, 65535), default=50051)
 first.add("--wait", "How long.", type=float, default=2.5)
 second.add("--room", "How much.", type=Size())
 second.add("--strict/--no-strict", "How.", default=False)
@@ -92,9 +92,10 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("port = 65536", "port: 65536 is not in the range"),
-        ("port = 1.5", "port: '1.5' is not a valid integer"),
-        ("port = true", "port: 'True' is not a valid integer"),
+        ("port = 65536", "port: '65536' is no whole number from 0 to 65535."),
+        ("port = 1.5", "port: '1.5' is no whole number from 0 to 65535."),
+        ("port = true", "port: 'True' is no whole number from 0 to 65535."),
+        ('port = "banana"', "port: 'banana' is no whole number from 0 to 65535."),
         ('wait = "soon"', "wait: 'soon' is not a valid float"),
         ("strict = 7", "strict: '7' is not a valid boolean"),
         ('room = "much"', "room: 'much' is no size such as 4GiB or 500MB."),
@@ -137,6 +138,27 @@ def test_a_variable_that_is_no_option_is_warned_of(caplog: pytest.LogCaptureFixt
         "the environment's TEST_SERVE_PROT is no option; TEST_SERVE_PORT is",
         "the environment's TEST_SERVE_XYZZY is no option",
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "message"),
+    [
+        (
+            (),
+            {"TEST_SERVE_PORT": "banana"},
+            "TEST_SERVE_PORT in the environment: 'banana' is no whole number from 0 to 65535.",
+        ),
+        ((), {"TEST_SERVE_ROOM": "x"}, "TEST_SERVE_ROOM in the environment: 'x' is no size such as"),
+        (("--port", "banana"), {}, "'--port': 'banana' is no whole number from 0 to 65535."),
+        (("--port", "-1"), {"TEST_SERVE_PORT": "1"}, "'--port': '-1' is no whole number from 0 to 65535."),
+    ],
+)
+def test_a_bad_value_is_told_where_it_comes_from(
+    words: tuple[str, ...], variables: dict[str, str], message: str
+) -> None:
+    result = run("--model", "x", *words, **variables)
+    assert result.exit_code == 2
+    assert f"Error: Invalid value for {message}" in result.output
 
 
 def test_what_is_in_force_can_be_fed_back(tmp_path: Path) -> None:
