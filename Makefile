@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format types proto proto-check lock check check-wheels check-arm64 packages report-branches bench-export test-edge-py310 clean
+.PHONY: check-lab help demo test lint format types proto proto-check lock check check-wheels check-arm64 packages report-branches bench-export test-edge-py310 clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ help: ## show this list
 demo: $(READY) ## generate text through the whole system, and compare with cloud-only decoding
 	$(BIN)/acespec demo $(DEMO_ARGS)
 
-test: $(READY) ## run every test, those on the real model included
+test: $(READY) ## run every test, those on the real model included (of the laboratory: make check-lab)
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 lint: $(READY) ## check style and format, and the containers' files
@@ -65,6 +65,9 @@ chaos: $(READY) ## run 200 generations through broken connections and killed ser
 .PHONY: hostile
 hostile: $(READY) ## attack a verifier in every way known, and print what each took of its memory
 	$(BIN)/python tests/hostile.py
+
+check-lab: $(READY) ## that the laboratory's remembered rows give the real engines' run, on the demo pair
+	$(BIN)/pytest -m laboratory $(PYTEST_ARGS)
 
 report-branches: $(READY) ## how many cached branches equal sequential drafting, on the real draft at float32
 	$(BIN)/python -m acespec.bench.branch_equality

@@ -33,7 +33,7 @@ from acespec.models.manifest import Bundle
 from acespec.speculation import DraftLogits, SamplingParams
 from acespec.wire import AcceptanceMode
 
-pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.laboratory, pytest.mark.real_model, pytest.mark.timeout(900)]
 
 logger = logging.getLogger(__name__)
 NEW_TOKENS = 16
