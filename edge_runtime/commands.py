@@ -18,7 +18,7 @@ import click
 from acespec.edge_runtime.draft_model import load_draft
 from acespec.edge_runtime.generate import GenerationResult
 from acespec.edge_runtime.link_options import link_options, remote_settings
-from acespec.edge_runtime.notices import OutageNotices, before_each_record
+from acespec.edge_runtime.notices import Beside, Elsewhere, OutageNotices, records_on_lines_of_their_own
 from acespec.edge_runtime.outage import LinkChange, OnOutage, ignore_change
 from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest, SpeculationPolicy
 from acespec.edge_runtime.runtimes import Provider, runtime_options
@@ -140,17 +140,18 @@ def generate(
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
     output = io.StringIO() if as_json else sys.stdout
     display = TextDisplay(output, text, shows_provisional=output.isatty())
-    leave_line = display.leave_line if sys.stderr.isatty() else nothing_to_leave
+    beside: Beside = display if sys.stderr.isatty() else Elsewhere()
 
     def say(line: str) -> None:
-        leave_line()
+        beside.leave_line()
         click.echo(f"acespec: {line}", err=True)
+        beside.go_on()
 
     # With -v the log tells of every attempt.
     is_logged = logger.isEnabledFor(logging.INFO)
     on_change: Callable[[LinkChange], object] = ignore_change if is_logged else OutageNotices(say)
     try:
-        with before_each_record(leave_line):
+        with records_on_lines_of_their_own(beside):
             result = asyncio.run(
                 generate_remotely(
                     server,
@@ -179,10 +180,6 @@ def generate(
             "and unverified (--json has them)"
         )
         raise SystemExit(EXIT_UNVERIFIED)
-
-
-def nothing_to_leave() -> None:
-    """Standard error goes elsewhere than the text."""
 
 
 def requested(

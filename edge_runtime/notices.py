@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from acespec.edge_runtime.outage import LinkChange
 
@@ -36,19 +37,53 @@ class OutageNotices:
         self._say(line)
 
 
+class Beside(Protocol):
+    """Something shown on the terminal that lines are written beside."""
+
+    def leave_line(self) -> None:
+        """A line is about to be written."""
+
+    def go_on(self) -> None:
+        """It is written."""
+
+
+class Elsewhere:
+    """Nothing is shown where the lines go."""
+
+    def leave_line(self) -> None:
+        pass
+
+    def go_on(self) -> None:
+        pass
+
+
 @contextlib.contextmanager
-def before_each_record(leave_line: Callable[[], object]) -> Iterator[None]:
-    """Call ``leave_line`` before the root logger's handlers write a record, as long as the block lasts."""
+def records_on_lines_of_their_own(shown: Beside) -> Iterator[None]:
+    """Tell ``shown`` of each record the root logger's handlers write, as long as the block lasts."""
 
     def left(_: logging.LogRecord) -> bool:
-        leave_line()
+        shown.leave_line()
         return True
 
-    handlers = list(logging.getLogger().handlers)
+    root, behind = logging.getLogger(), _Behind(shown)
+    handlers = list(root.handlers)
     for handler in handlers:
         handler.addFilter(left)
+    root.addHandler(behind)  # handlers are called in the order in which they were added
     try:
         yield
     finally:
+        root.removeHandler(behind)
         for handler in handlers:
             handler.removeFilter(left)
+
+
+class _Behind(logging.Handler):
+    """Is called once the handlers before it have written a record."""
+
+    def __init__(self, shown: Beside) -> None:
+        super().__init__()
+        self._shown = shown
+
+    def emit(self, record: logging.LogRecord) -> None:  # noqa: ARG002 - logging's signature
+        self._shown.go_on()

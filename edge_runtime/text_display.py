@@ -36,17 +36,20 @@ class TextDisplay:
         self._rows_below = 0
         """Lines the provisional text reaches below that."""
         self._dim = False
+        self._provisional: Sequence[int] = ()
         self._left = False
         """Whether the text's line was left for something else, and nothing has been written since."""
 
     def commit(self, tokens: Sequence[int]) -> None:
         """These tokens are final."""
         self._erase()
+        self._provisional = ()
         self._write_plain(self._text.push(tokens))
         self._stream.flush()
 
     def show_provisional(self, tokens: Sequence[int]) -> None:
         """These follow provisionally, in place of those shown before."""
+        self._provisional = tokens
         if not self._shows_provisional:
             return
         self._erase()
@@ -63,7 +66,7 @@ class TextDisplay:
             self._write_plain(self._text.finish())
         if not self._left:
             self._stream.write("\n")
-        self._dim, self._column, self._left = False, 0, True
+        self._dim, self._column, self._left, self._provisional = False, 0, True, ()
         self._stream.flush()
 
     def break_off(self) -> None:
@@ -74,7 +77,7 @@ class TextDisplay:
         self._stream.flush()
 
     def leave_line(self) -> None:
-        """On a terminal, let what others write there begin a line; the text goes on in the line after it."""
+        """On a terminal, let what others write there begin a line; then call ``go_on``."""
         if not self._shows_provisional:
             return
         self._erase()
@@ -82,6 +85,11 @@ class TextDisplay:
             self._stream.write("\n")
             self._column, self._left = 0, True
         self._stream.flush()
+
+    def go_on(self) -> None:
+        """Others have written whole lines: the text goes on below, with what is provisional."""
+        if self._provisional:
+            self.show_provisional(self._provisional)
 
     def _erase(self) -> None:
         """Go back to where the committed text ends, and clear what follows."""

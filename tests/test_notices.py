@@ -7,7 +7,7 @@ import io
 import logging
 
 from acespec.bench.virtual_clock import run_virtual
-from acespec.edge_runtime.notices import NOTICE_AFTER_S, OutageNotices, before_each_record
+from acespec.edge_runtime.notices import NOTICE_AFTER_S, OutageNotices, records_on_lines_of_their_own
 from acespec.edge_runtime.outage import LinkChange
 
 LOST, BACK = LinkChange(False, "lost"), LinkChange(True, "back")
@@ -44,16 +44,29 @@ def test_a_stream_that_is_back_at_once_is_not_worth_a_line() -> None:
     run_virtual(main())
 
 
+class Marked:
+    """Writes a mark for every line it is told of, before and behind it."""
+
+    def __init__(self, stream: io.StringIO) -> None:
+        self._stream = stream
+
+    def leave_line(self) -> None:
+        self._stream.write("<")
+
+    def go_on(self) -> None:
+        self._stream.write(">")
+
+
 def test_records_are_announced_within_the_block_alone() -> None:
     stream = io.StringIO()
-    handler = logging.StreamHandler(stream)
-    root = logging.getLogger()
-    root.addHandler(handler)
+    logger = logging.getLogger()
+    handler, before = logging.StreamHandler(stream), logger.handlers
+    logger.handlers = [handler]
     try:
-        with before_each_record(lambda: stream.write("|")):
+        with records_on_lines_of_their_own(Marked(stream)):
             logging.getLogger("some.module").warning("one")
         logging.getLogger("some.module").warning("two")
+        assert logger.handlers == [handler]
     finally:
-        root.removeHandler(handler)
-    assert stream.getvalue().lstrip("|") == "one\ntwo\n"
-    assert stream.getvalue().startswith("|")
+        logger.handlers = before
+    assert stream.getvalue() == "<one\n>two\n"

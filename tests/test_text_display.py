@@ -163,6 +163,21 @@ def test_a_line_that_was_left_at_the_end_is_not_followed_by_an_empty_one() -> No
     assert terminal.screen == ["ab", "NOTICE", ""]
 
 
+def test_provisional_text_is_there_again_below_what_others_wrote() -> None:
+    terminal = Terminal()
+    display = TextDisplay(terminal, Letters(), True, lambda: (COLUMNS, LINES))
+    display.commit([97, 98])
+    display.show_provisional([99, 100])
+    display.leave_line()
+    terminal.write("NOTICE\n")
+    display.go_on()
+    assert terminal.screen == ["ab", "NOTICE", "cd"]
+    display.commit([101])
+    display.leave_line()
+    display.go_on()
+    assert terminal.screen == ["ab", "NOTICE", "e", ""]
+
+
 def test_provisional_text_at_the_end_stays_whatever_is_said_after_it() -> None:
     terminal = Terminal()
     display = TextDisplay(terminal, Letters(), True, lambda: (COLUMNS, LINES))
