@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("bench", "cloud_verifier", "edge_runtime", "export", "models", "speculation", "wire")
 EXTRA_OF = {
     "bench": "bench",
-    "cloud_verifier": "cloud",
+    "cloud_verifier": "tracing",  # `cloud`, and OpenTelemetry, which it does without
     "edge_runtime": "edge",
     "export": "export",
     "models": "cloud",
