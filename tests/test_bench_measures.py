@@ -1,11 +1,12 @@
-"""Measures are ratios of sums; differences are bounded over prompts, as a slow bootstrap would."""
+"""Measures are ratios of sums; differences are bounded over prompts, as all resamples bound them."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,22 +68,28 @@ def test_a_measure_without_anything_to_measure_is_none() -> None:
 
 @settings(max_examples=25)
 @given(first=runs_of_prompts, second=runs_of_prompts)
-def test_bounds_are_those_of_a_slow_bootstrap(first: Runs, second: Runs) -> None:
-    fast = difference(THROUGHPUT, first, second)
-    generator = np.random.default_rng(1)
+def test_bounds_over_three_prompts_are_the_extremes_of_all_resamples(first: Runs, second: Runs) -> None:
+    # Of the 27 resamples each is drawn with probability 1/27, more than the fortieth beyond a bound.
+    first, second = ({name: runs[name] for name in "abc"} for runs in (first, second))
     slow = []
-    for _ in range(4000):
-        drawn = generator.integers(0, len(first), len(first))
-        texts = [[runs[NAMES[index]][0] for index in drawn] for runs in (first, second)]
-        ours, theirs = (
-            sum(1000.0 * len(r.tokens) for r in each) / sum(r.total_ms for r in each) for each in texts
-        )
-        slow.append(ours - theirs)
-    assert fast.low is not None
-    assert fast.high is not None
-    # In ranks: each bound has about a fortieth of the slow resamples beyond it.
-    assert 0.010 < np.mean(np.array(slow) < fast.low + 1e-9) < 0.10 or math.isclose(fast.low, min(slow))
-    assert 0.010 < np.mean(np.array(slow) > fast.high - 1e-9) < 0.10 or math.isclose(fast.high, max(slow))
+    for drawn in itertools.product("abc", repeat=3):
+        ours, theirs = ([runs[name][0] for name in drawn] for runs in (first, second))
+        slow.append(rate(ours) - rate(theirs))
+    fast = difference(THROUGHPUT, first, second)
+    assert (fast.low, fast.high) == (pytest.approx(min(slow)), pytest.approx(max(slow)))
+
+
+def rate(results: Sequence[RunResult]) -> float:
+    return sum(1000.0 * len(r.tokens) for r in results) / sum(r.total_ms for r in results)
+
+
+def test_bounds_over_eight_prompts_are_binomial_where_one_prompt_makes_the_difference() -> None:
+    same = by_prompt(*(run(1000.0, 10) for _ in NAMES))
+    more = {**same, "a": [run(1000.0, 18)]}
+    gain = difference(THROUGHPUT, more, same)
+    # Prompt a is drawn n times of 8, each with probability 1/8, and gains n tokens a second:
+    # P(n <= 2) = 0.933, P(n <= 3) = 0.989, and the bound has 0.975 below it.
+    assert (gain.value, gain.low, gain.high) == (pytest.approx(1.0), pytest.approx(0.0), pytest.approx(3.0))
 
 
 @given(first=runs_of_prompts, second=runs_of_prompts)

@@ -218,3 +218,31 @@ def test_bounds_over_few_prompts_come_with_a_warning(num_prompts: int, warns: bo
         }
     )
     assert ("take more" in shown[-1].note) is warns
+
+
+def test_where_a_baseline_is_fastest_is_listed_with_and_without_the_cloud_that_drafts_for_itself() -> None:
+    experiment = experiments.table1(PAIR, ["colocated", "dssd", "acespec_coupled"], [PROFILES], [10.0, 50.0])
+
+    class Fast(MadeUp):
+        def run(self, strategy: Any, case: Any, conditions: Any) -> Any:
+            dssd_ms = 400.0 if conditions.link.rtt_ms == 10.0 else 900.0
+            self.total_ms = {"colocated": 300.0, "dssd": dssd_ms, "acespec_coupled": 500.0}
+            return super().run(strategy, case, conditions)
+
+    scope = Scope(cases("a", "b"))
+    table = Table(experiment, outcomes(experiment, scope, Fast()))
+    shown = views({"experiment": "table1", "rows": table.rows(), "break_even": []})
+    listed = {
+        view.title: [(row[0].text.split(", ")[-1], row[1].text, row[4].text) for row in view.rows]
+        for view in shown
+        if view.title.startswith("Where a baseline")
+    }
+    assert listed == {
+        "Where a baseline is fastest": [
+            ("10 ms", "colocated", "acespec_coupled"),
+            ("50 ms", "colocated", "acespec_coupled"),
+        ],
+        "Where a baseline is fastest, colocated left out": [("10 ms", "dssd", "acespec_coupled")],
+    }
+    (lowest,) = [view for view in shown if view.title.startswith("Lowest")]
+    assert {row[0].text: row[2].text.split(", ")[-1] for row in lowest.rows}["dssd"] == "50 ms"

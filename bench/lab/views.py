@@ -84,12 +84,9 @@ def _differences(document: Document) -> View:
 
 
 def _fig5(document: Document) -> list[View]:
-    def counted(rows: Sequence[Row]) -> str:
-        return f"{_place(rows[0])}, rate taken up by {rows[0]['counted']} bytes"
-
     shown = []
     for rows in groups(document["rows"], "profile", "dataset", "counted").values():
-        where = counted(rows)
+        where = f"{_place(rows[0])}, rate taken up by {rows[0]['counted']} bytes"
         shown.append(pivot(f"Tokens a second: {where}", rows, "strategy", "rate_bps", _plain, rate_text))
         own = [row for row in rows if row["strategy"] in OURS]
         if own:
@@ -121,7 +118,7 @@ def _by(index: str, column: str, *shown: tuple[str, str, str]) -> Callable[[Docu
             for heading, name, form in shown:
                 title = f"{heading}: {_place(rows[0])}"
                 show = _shower(name, form)
-                found.append(pivot(title, rows, index, column, show, best=None))
+                found.append(pivot(title, rows, index, column, show))
         return found
 
     return make
