@@ -105,7 +105,7 @@ def run(
 AUTO = DraftSettings(gamma=None, policy=SpeculationPolicy.AUTO)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     decisions=st.lists(st.booleans(), min_size=1, max_size=8),
     gamma=st.none() | st.integers(1, 5),

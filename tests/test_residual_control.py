@@ -25,7 +25,7 @@ PROMPT = (1, 2)
 NEW_TOKENS = 9
 END_TOKENS = (0,)
 SAMPLING = SamplingParams(temperature=1.2, top_k=5)
-NUM_TEXTS = 1200
+NUM_TEXTS = 600
 
 
 def tables() -> tuple[np.ndarray, np.ndarray]:
