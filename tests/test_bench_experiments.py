@@ -172,6 +172,7 @@ OTHERS = {
         )
     ),
     "prompt": point(case=1),
+    "prompt of the same id": replace(point(), case=replace(point().case, prompt=(8, 7, 9))),
     "seed": point(seeds=(1,)),
     "length": point(max_new_tokens=127),
     "ends": point(end_tokens=True),

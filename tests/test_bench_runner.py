@@ -112,6 +112,13 @@ def test_results_come_back_as_they_were(tmp_path: Path) -> None:
     assert stored.code == code_version()
 
 
+def test_a_result_is_on_disk_as_soon_as_it_is_kept(tmp_path: Path) -> None:
+    with ResultsStore(tmp_path, "pair") as store:
+        store.put(POINTS[0], RESULT)
+        with ResultsStore(tmp_path, "pair") as another:  # as after a power cut, or in another process
+            assert another.get(POINTS[0]) is not None
+
+
 def test_results_of_other_models_or_another_format_are_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
