@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import FrameType
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
+MOST_TAKEN = 2
+"""One stops the server, one more cuts its grace short. Python runs a handler within another without end."""
 
 
 class StopSignals:
@@ -21,6 +23,7 @@ class StopSignals:
     def __init__(self) -> None:
         """From now on they end the process at once and silently, as they end any other."""
         self._take: Callable[[signal.Signals], object] = end_process
+        self._num_taken = 0
         for number in STOPPING:
             signal.signal(number, self._taken)
 
@@ -32,11 +35,14 @@ class StopSignals:
         return arrived
 
     def ignore(self) -> None:
-        """Let them do nothing any more: the process is about to end."""
+        """Let them do nothing any more: the process is ending."""
         for number in STOPPING:
             signal.signal(number, signal.SIG_IGN)
 
     def _taken(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - Python's signature
+        self._num_taken += 1
+        if self._num_taken >= MOST_TAKEN:
+            self.ignore()
         self._take(signal.Signals(number))
 
 
