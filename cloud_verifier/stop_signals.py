@@ -10,7 +10,7 @@ from types import FrameType
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 MOST_TAKEN = 2
-"""One stops the server, one more cuts its grace short. Python runs a handler within another without end."""
+"""One stops the server, one more cuts its grace short; more can change nothing."""
 
 
 class StopSignals:
@@ -31,19 +31,24 @@ class StopSignals:
         """Where they go from now on: for the running event loop."""
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[signal.Signals] = asyncio.Queue()
-        self._take = lambda number: loop.call_soon_threadsafe(arrived.put_nowait, number)
+
+        def arrive(number: signal.Signals) -> None:
+            arrived.put_nowait(number)
+            if self._num_taken >= MOST_TAKEN:
+                self.ignore()
+
+        self._take = lambda number: loop.call_soon_threadsafe(arrive, number)
         return arrived
 
     def ignore(self) -> None:
-        """Let them do nothing any more: the process is ending."""
+        """Let them do nothing any more: the process is about to end."""
         for number in STOPPING:
             signal.signal(number, signal.SIG_IGN)
 
     def _taken(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - Python's signature
         self._num_taken += 1
-        if self._num_taken >= MOST_TAKEN:
-            self.ignore()
-        self._take(signal.Signals(number))
+        if self._num_taken <= MOST_TAKEN:  # beyond, no call: within one the next signal's handler would run
+            self._take(signal.Signals(number))
 
 
 def end_process(number: signal.Signals) -> None:
