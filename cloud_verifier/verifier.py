@@ -38,7 +38,7 @@ from acespec.wire import (
     encode_busy,
     encode_reset,
 )
-from acespec.wire.errors import malformed
+from acespec.wire.errors import SERVER_FAILED, malformed
 
 logger = logging.getLogger(__name__)
 
@@ -297,7 +297,7 @@ class Verifier:
         label = secrets.token_hex(8) if stream.session is None else stream.session.label
         logger.exception("session %s failed", label)
         return SessionError(
-            ErrorCode.INTERNAL, f"the verifier failed; its log has the reason under {label}; try again"
+            ErrorCode.INTERNAL, f"{SERVER_FAILED}; its log has the reason under {label}; try again"
         )
 
     def _leave(self, stream: Stream) -> None:

@@ -277,12 +277,14 @@ class Connection:
         if self._busy_since_ms is None:
             self._busy_since_ms = now_ms()
         limit_s = self.outage.settings.timeout_s
-        if now_ms() - self._busy_since_ms > limit_s * 1000.0:
+        left_s = limit_s - (now_ms() - self._busy_since_ms) / 1000.0
+        if left_s <= 0.0:
             raise SessionError(
                 ErrorCode.RESOURCE_EXHAUSTED,
                 f"the verifier has been without room for {limit_s:g} s; try again later",
             )
-        await asyncio.sleep(around(busy.retry_ms / 1000.0, self._random))
+        wait_s = around(busy.retry_ms / 1000.0, self._random)
+        await asyncio.sleep(min(wait_s, left_s))  # a last try when patience ends
         if self._introduced_by is not None:  # what followed it was dropped
             await self._introduce()
             return

@@ -13,6 +13,7 @@ import grpc
 from acespec.edge_runtime.channel_security import ChannelSecurity
 from acespec.edge_runtime.errors import LinkError
 from acespec.wire import ErrorCode, SessionError
+from acespec.wire.errors import SERVER_FAILED
 
 LOST = frozenset(
     {
@@ -28,11 +29,6 @@ LOST = frozenset(
 
 MAX_DETAIL = 500
 """Characters of a text from the network that are shown."""
-
-SERVER_FAILED = "the verifier failed"
-"""How the verifier's own INTERNAL begins. Any other is gRPC's: a broken frame, RST_STREAM(INTERNAL_ERROR), or
-a stream that ended while a message was being written."""
-
 
 def stream_error(status: grpc.StatusCode, detail: str, address: str) -> SessionError:
     """Why a stream to ``address`` is over; UNAVAILABLE if it is worth another."""

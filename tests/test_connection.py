@@ -349,6 +349,27 @@ def test_a_server_without_room_for_too_long_is_given_up() -> None:
     assert caught.value.code is ErrorCode.RESOURCE_EXHAUSTED
 
 
+def test_a_busy_server_is_not_waited_for_beyond_the_outage_that_is_borne() -> None:
+    given_up_s: list[float] = []
+
+    async def edge(session: EdgeSession) -> None:
+        try:
+            await one_round(session)
+        finally:
+            given_up_s.append(asyncio.get_running_loop().time())
+
+    async def server(streams: Server) -> None:
+        stream = await streams.stream()
+        while True:
+            await stream.receive()
+            await stream.receive()
+            await stream.send(Busy(600_000))
+
+    with pytest.raises(SessionError, match="without room for 60 s"):
+        play(edge, server, outage=OutageSettings(timeout_s=60.0))
+    assert given_up_s == [pytest.approx(60.0, abs=1.0)]
+
+
 def test_a_server_that_shuts_down_is_left_for_the_next() -> None:
     async def server(streams: Server) -> None:
         first = await streams.stream()

@@ -25,6 +25,11 @@ class ErrorCode(str, Enum):
     INTERNAL = "INTERNAL"
 
 
+SERVER_FAILED = "the verifier failed"
+"""How the verifier's own INTERNAL begins. Any other is gRPC's: a broken frame, RST_STREAM(INTERNAL_ERROR), or
+a stream that ended while a message was being written."""
+
+
 class SessionError(AcespecError):
     """A session ended by the other side or by the link. ``message`` is one line: the cause and the remedy."""
 
