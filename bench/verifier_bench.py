@@ -41,15 +41,14 @@ LONG_SCRIPT, SHORT_SCRIPT = 8000, 10
 async def measure_overhead(seconds: float, repetitions: int) -> list[Load]:
     """The load of every number of sessions on one server: of each figure the median of some runs."""
     script = zero_cost_script(PROMPT_LENGTH, LONG_SCRIPT)
+    loads: dict[int, list[Load]] = {num_sessions: [] for num_sessions in SESSIONS}
     async with Service(module=SERVER) as server:
-        runs = [
-            [
-                await measure_load(server.address, [script] * num_sessions, NUM_CHANNELS, WARM_UP_S, seconds)
-                for num_sessions in SESSIONS
-            ]
-            for _ in range(repetitions)
-        ]
-    return [_median(loads) for loads in zip(*runs, strict=True)]
+        for num_sessions in SESSIONS * repetitions:
+            load = await measure_load(
+                server.address, [script] * num_sessions, NUM_CHANNELS, WARM_UP_S, seconds
+            )
+            loads[num_sessions].append(load)
+    return [_median(of_one_number) for of_one_number in loads.values()]
 
 
 def _median(loads: Sequence[Load]) -> Load:
