@@ -4,6 +4,7 @@
 PYTHON ?= $(shell scripts/find_python.sh 3.11 3.12 3.13)
 EDGE_PYTHON ?= $(shell scripts/find_python.sh 3.10)
 PYTEST_ARGS ?=
+NOT_THE_EDGES := $(foreach name,baseline bench chaos codec_fuzz hostile lab protocol_fuzz relay time_model_virtual verifier_bench,--ignore-glob='tests/test_$(name)*')
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 45
@@ -52,7 +53,9 @@ proto-check: $(READY) ## fail if the gRPC stubs are stale
 lock: ## regenerate the pinned requirements (UPGRADE=1: move versions up)
 	$(PYTHON) scripts/lock.py $(if $(UPGRADE),--upgrade)
 
-check: lint types proto-check packages check-wheels fuzz test-edge-py310 test ## what CI runs
+# Both runs of tests at the same time: each keeps one of two cores busy.
+check: lint types proto-check packages check-wheels fuzz ## what CI runs
+	$(MAKE) --jobs=2 --output-sync=target test-edge-py310 test
 
 .PHONY: fuzz
 fuzz: $(READY) ## fuzz the codec for FUZZ_SECONDS
@@ -104,7 +107,7 @@ ifneq ($(EDGE_PYTHON),)
 test-edge-py310: packages $(EDGE_BIN)/.installed ## run the edge's tests on Python 3.10 without PyTorch
 	$(EDGE_BIN)/pip install --quiet --force-reinstall --no-deps dist/*.whl
 	$(EDGE_BIN)/python -c 'import importlib.util as u; assert not any(map(u.find_spec, ["torch", "transformers"]))'
-	$(EDGE_BIN)/pytest -m "not real_model" -p no:cacheprovider
+	$(EDGE_BIN)/pytest -m "not real_model and not laboratory" -p no:cacheprovider $(NOT_THE_EDGES)
 else
 test-edge-py310:
 	@echo '*** SKIPPED: no Python 3.10 found, so the edge was not tested on it (EDGE_PYTHON=... names one) ***'
