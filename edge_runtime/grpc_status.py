@@ -30,6 +30,7 @@ LOST = frozenset(
 MAX_DETAIL = 500
 """Characters of a text from the network that are shown."""
 
+
 def stream_error(status: grpc.StatusCode, detail: str, address: str) -> SessionError:
     """Why a stream to ``address`` is over; UNAVAILABLE if it is worth another."""
     detail = one_line(detail)
