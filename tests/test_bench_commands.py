@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -63,7 +64,10 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def run(name: str, folder: Path, prompts: list[Path], *more: str) -> Result:
     files = [str(path) for path in prompts]
     arguments = [name, "-o", str(folder), "--store", str(folder / "rows"), "--max-new-tokens", "8"]
-    return CliRunner().invoke(bench, [*arguments, *SMALL[name], *more, "--prompts", *files])
+    arguments += [*SMALL[name], *more, "--prompts", *files]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["acespec", "bench", *arguments])
+        return CliRunner().invoke(bench, arguments)
 
 
 def ran(*arguments: Any) -> Result:
@@ -126,7 +130,9 @@ def test_a_document_says_how_to_measure_it_again(measured: Path) -> None:
     (profile,) = settings["profiles"].values()
     assert "Jetson AGX Orin" in profile["edge"]["source"]
     assert len(settings["code"]) == 1
-    assert settings["command"].startswith("acespec ")
+    command = shlex.split(settings["command"])
+    assert command[:5] == ["acespec", "bench", "fig7", "-o", str(measured)]
+    assert command[-1].endswith("digits.jsonl")
 
 
 class Resources(HTMLParser):
