@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.bits import BitReader, BitWriter
@@ -69,18 +69,6 @@ class CloudCodec:
         self._vocab_size = vocab_size
         self._token_bits = token_bits(vocab_size)
         self._residual = mode is AcceptanceMode.RESIDUAL
-        self._decoders: dict[str, Callable[[pb.CloudMessage], CloudMessage]] = {
-            "opened": decode_opened,
-            "busy": decode_busy,
-            "reset": decode_reset,
-            "verdict_token": self._decode_verdict_token,
-            "verdict_end": self._decode_verdict_end,
-            "verdict_sparse": self._decode_verdict_sparse,
-            "verdict_draws": self._decode_verdict_draws,
-            "more_sparse": self._decode_more_sparse,
-            "more_draws": self._decode_more_draws,
-            "commit": self._decode_commit,
-        }
 
     def encode(self, message: CloudMessage) -> pb.CloudMessage:
         """To protobuf; a value that does not fit is a bug."""
@@ -111,7 +99,7 @@ class CloudCodec:
     def decode(self, message: pb.CloudMessage) -> CloudMessage:
         """From protobuf; raises ``SessionError`` for whatever breaks the protocol."""
         kind = allowed_kind(message.WhichOneof("kind"), residual=self._residual)
-        return self._decoders[kind](message)
+        return self._DECODERS[kind](self, message)
 
     def _encode_verdict_token(self, message: TokenVerdict) -> bytes:
         writer = _verdict_writer(message)
@@ -179,6 +167,20 @@ class CloudCodec:
         tokens = reader.read_all(count, self._token_bits)
         check_tokens("commit", tokens, self._vocab_size)
         return Commit(position, tuple(tokens), compute_ms)
+
+    _DECODERS: ClassVar[dict[str, Callable[[CloudCodec, pb.CloudMessage], CloudMessage]]] = {
+        "opened": lambda _, message: decode_opened(message),
+        "busy": lambda _, message: decode_busy(message),
+        "reset": lambda _, message: decode_reset(message),
+        "verdict_token": _decode_verdict_token,
+        "verdict_end": _decode_verdict_end,
+        "verdict_sparse": _decode_verdict_sparse,
+        "verdict_draws": _decode_verdict_draws,
+        "more_sparse": _decode_more_sparse,
+        "more_draws": _decode_more_draws,
+        "commit": _decode_commit,
+    }
+    """Not bound to a codec, which would then live until a garbage collection: each session has one."""
 
 
 def _verdict_writer(message: Verdict) -> BitWriter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.bits import BitReader, BitWriter
@@ -44,15 +45,6 @@ class EdgeCodec:
         self._vocab_size = vocab_size
         self._token_bits = token_bits(vocab_size)
         self._residual = mode is AcceptanceMode.RESIDUAL
-        self._decoders: dict[str, Callable[[pb.EdgeMessage], EdgeMessage]] = {
-            "open": decode_open,
-            "resume": decode_resume,
-            "round": self._decode_round,
-            "round_resampled": self._decode_round_resampled,
-            "decode": self._decode_decode,
-            "more_draws": self._decode_more_draws,
-            "close": lambda _: Close(),
-        }
 
     def encode(self, message: EdgeMessage) -> pb.EdgeMessage:
         """To protobuf; a value that does not fit is a bug."""
@@ -83,7 +75,7 @@ class EdgeCodec:
     def decode(self, message: pb.EdgeMessage) -> EdgeMessage:
         """From protobuf; raises ``SessionError`` for whatever breaks the protocol."""
         kind = allowed_kind(message.WhichOneof("kind"), residual=self._residual)
-        return self._decoders[kind](message)
+        return self._DECODERS[kind](self, message)
 
     def _encode_round(self, message: Round) -> pb.EdgeMessage:
         assert len(message.chain) <= MAX_CHAIN
@@ -156,3 +148,14 @@ class EdgeCodec:
         check_range("more_draws: position", fields.position, 0, POSITION_LIMIT - 1)
         check_range("more_draws: first_index", fields.first_index, 1, POSITION_LIMIT - 1)
         return MoreDraws(fields.position, fields.first_index)
+
+    _DECODERS: ClassVar[dict[str, Callable[[EdgeCodec, pb.EdgeMessage], EdgeMessage]]] = {
+        "open": lambda _, message: decode_open(message),
+        "resume": lambda _, message: decode_resume(message),
+        "round": _decode_round,
+        "round_resampled": _decode_round_resampled,
+        "decode": _decode_decode,
+        "more_draws": _decode_more_draws,
+        "close": lambda _, __: Close(),
+    }
+    """Not bound to a codec, which would then live until a garbage collection: each session has one."""
