@@ -24,6 +24,7 @@ from acespec.speculation import (
     LogitsRow,
     LogitsRows,
     Purpose,
+    Ranking,
     SamplingParams,
     TokenCounts,
     Weighted,
@@ -85,6 +86,7 @@ class DraftRules:
     mode: AcceptanceMode
     end_token_ids: frozenset[int]
     prompt_length: int
+    ranking: Ranking = Ranking.COUPLED
 
 
 class Drafter:
@@ -120,9 +122,8 @@ class Drafter:
     def candidates(self, row: CandidateRow, position: int, count: int, exclude: int | None) -> list[int]:
         """The ``count`` likeliest tokens at ``position`` besides ``exclude``, best first."""
         rules = self.rules
-        ranked = rank_candidates(
-            row, rules.params, rules.seed, position, rules.mode is AcceptanceMode.COUPLED, count, exclude
-        )
+        coupled = rules.mode is AcceptanceMode.COUPLED and rules.ranking is Ranking.COUPLED
+        ranked = rank_candidates(row, rules.params, rules.seed, position, coupled, count, exclude)
         return [int(token) for token in ranked]
 
     @property

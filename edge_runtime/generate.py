@@ -90,7 +90,12 @@ def _policy(
     controller = Controller(settings, draft.profile_at)
     clock = StepClock(controller.step_times)
     rules = DraftRules(
-        request.sampling, request.seed, request.mode, frozenset(request.end_token_ids), len(request.prompt)
+        request.sampling,
+        request.seed,
+        request.mode,
+        frozenset(request.end_token_ids),
+        len(request.prompt),
+        settings.ranking,
     )
     drafter = Drafter(draft.engine, rules, draft.runner, clock)
     if settings.policy is SpeculationPolicy.AUTO:

@@ -9,7 +9,7 @@ from enum import Enum
 from acespec.edge_runtime.budget import fixed_budget
 from acespec.edge_runtime.time_model import GAMMAS
 from acespec.models import Pair
-from acespec.speculation import Allocation, SamplingParams
+from acespec.speculation import Allocation, Ranking, SamplingParams
 from acespec.wire import MAX_CHAIN, POSITION_LIMIT, AcceptanceMode
 
 
@@ -75,6 +75,8 @@ class DraftSettings:
     initial_beta: float = 0.8
     """Exponent of the candidate tail assumed before any rejection was seen."""
     policy: SpeculationPolicy = SpeculationPolicy.ROUNDS
+    ranking: Ranking = Ranking.COUPLED
+    """In which order the candidates of a branch are tried."""
 
     def __post_init__(self) -> None:
         if self.gamma is not None and not 1 <= self.gamma <= MAX_CHAIN:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from acespec.speculation.allocation import Allocation, allocate, allocate_adaptive
-from acespec.speculation.candidates import MAX_CANDIDATES, CandidateRow, candidate_row, rank_candidates
+from acespec.speculation.candidates import (
+    MAX_CANDIDATES,
+    CandidateRow,
+    Ranking,
+    candidate_row,
+    rank_candidates,
+)
 from acespec.speculation.coupled import coupled_pick, race_scores
 from acespec.speculation.distribution import (
     Distribution,
@@ -44,6 +50,7 @@ __all__ = [
     "LogitsRow",
     "LogitsRows",
     "Purpose",
+    "Ranking",
     "SamplingParams",
     "TokenCounts",
     "Weighted",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,15 @@ from acespec.speculation.penalties import TokenCounts
 
 MAX_CANDIDATES = 512
 """Largest logits of a draft row that are looked at."""
+
+
+class Ranking(str, Enum):
+    """In which order candidates for a token are tried."""
+
+    COUPLED = "coupled"
+    """By arrival in the race the target will run too; without one (residual mode, temperature 0) as below."""
+    PROBABILITY = "probability"
+    """By the draft's probability, as in the paper."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ SMALL = {
 }
 ROWS = {
     "table1": 2 * 2 * len(STRATEGY_NAMES),
-    "table2": 2 * 4,
+    "table2": 2 * 5,
     "fig5": 2 * 2 * 2 * 3,
     "fig6": 2 * 3 * 2,
     "fig7": 2 * 2 * 3,

@@ -22,7 +22,7 @@ from acespec.bench.lab.simulated_link import Charged, LinkConditions
 from acespec.bench.lab.strategy import RunResult, World
 from acespec.edge_runtime import DraftSettings, FinishReason
 from acespec.errors import AcespecError
-from acespec.speculation import Allocation, SamplingParams
+from acespec.speculation import Allocation, Ranking, SamplingParams
 from acespec.wire import AcceptanceMode, Open
 from coupled_text import coupled_text
 from lab_world import (
@@ -50,12 +50,16 @@ samplings = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.0, 1.2]),
 )
 draft_settings = st.builds(
-    lambda gamma, branches, allocation: DraftSettings(
-        gamma=gamma, budget=None if branches is None else gamma + branches, allocation=allocation
+    lambda gamma, branches, allocation, ranking: DraftSettings(
+        gamma=gamma,
+        budget=None if branches is None else gamma + branches,
+        allocation=allocation,
+        ranking=ranking,
     ),
     st.integers(1, 6),
     st.none() | st.integers(0, BUCKETS[-1]),
     st.sampled_from(Allocation),
+    st.sampled_from(Ranking),
 )
 links = st.builds(
     LinkConditions.symmetric,

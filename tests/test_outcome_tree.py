@@ -15,7 +15,7 @@ from acespec.edge_runtime.estimators import StepTimes
 from acespec.edge_runtime.outcome_tree import OutcomeTree
 from acespec.edge_runtime.request import DraftSettings
 from acespec.edge_runtime.step_clock import StepClock
-from acespec.speculation import LogitsRow, SamplingParams, allocate
+from acespec.speculation import LogitsRow, Ranking, SamplingParams, allocate, rank_candidates
 from acespec.wire import AcceptanceMode
 from fake_draft import TableDraftEngine, hashed_table
 
@@ -40,11 +40,12 @@ def new_drafter(
     end_token_ids: Sequence[int] = (),
     max_context: int = 512,
     tree_rows: int = 512,
+    ranking: Ranking = Ranking.COUPLED,
 ) -> Drafter:
     engine = TableDraftEngine(
         hashed_table(VOCAB, table_salt), VOCAB, max_context=max_context, tree_rows=tree_rows
     )
-    rules = DraftRules(params, seed, mode, frozenset(end_token_ids), prompt_length)
+    rules = DraftRules(params, seed, mode, frozenset(end_token_ids), prompt_length, ranking)
     clock = StepClock(StepTimes(dict.fromkeys(engine.buckets, 1.0)))
     return Drafter(engine, rules, InlineRunner(), clock)
 
@@ -247,3 +248,14 @@ async def test_a_prompt_wider_than_the_widest_bucket_is_fed_in_chunks() -> None:
 def test_a_chain_longer_than_the_protocol_allows_is_refused() -> None:
     with pytest.raises(ValueError, match="gamma must be between 1 and 63"):
         DraftSettings(gamma=64)
+
+
+@pytest.mark.parametrize("ranking", Ranking)
+def test_candidates_are_tried_in_the_order_asked_for(ranking: Ranking) -> None:
+    drafter = new_drafter(5, mode=AcceptanceMode.COUPLED, ranking=ranking)
+    row = drafter.row(LogitsRow(hashed_table(VOCAB, 5)((1, 2))), [1, 2])
+    by_probability = rank_candidates(row, PLAIN, 0, 9, False, 8).tolist()
+    by_arrival = rank_candidates(row, PLAIN, 0, 9, True, 8).tolist()
+    assert by_probability != by_arrival
+    expected = by_arrival if ranking is Ranking.COUPLED else by_probability
+    assert drafter.candidates(row, 9, 8, None) == expected

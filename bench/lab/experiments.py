@@ -12,12 +12,14 @@ from acespec.bench.lab.profiles import ProfilePair
 from acespec.bench.lab.simulated_link import Charged, LinkConditions
 from acespec.bench.lab.strategies import BASELINE, acespec, strategy, with_gamma
 from acespec.models import Pair
-from acespec.speculation import Allocation
+from acespec.speculation import Allocation, Ranking
 from acespec.wire import AcceptanceMode
 
 WIDER_BUCKETS = (32, 48, 64, 80)
 """Step widths besides the pair's, for budgets that need them."""
 REFERENCE = ("strategy", BASELINE)
+PAPER_RANKING = "geometric, by probability"
+"""Geometric allocation whose branches are ranked as in the paper."""
 
 
 def table1(
@@ -38,25 +40,31 @@ def table1(
 
 
 def table2(pair: Pair, profiles: Sequence[ProfilePair], rtt_ms: float) -> Experiment:
-    """How the tree's branches are spread over depths (paper, Table II)."""
+    """How the tree's branches are spread over depths (paper, Table II), and how they are ranked."""
     order = [Allocation.SINGLE, Allocation.UNIFORM, Allocation.GEOMETRIC, Allocation.ADAPTIVE]
+    allocated = {each.value: acespec(pair, AcceptanceMode.COUPLED, allocation=each) for each in order}
+    allocated[PAPER_RANKING] = acespec(
+        pair, AcceptanceMode.COUPLED, allocation=Allocation.GEOMETRIC, ranking=Ranking.PROBABILITY
+    )
+    compared = [
+        *itertools.pairwise(each.value for each in order),
+        (PAPER_RANKING, Allocation.GEOMETRIC.value),
+    ]
     return Experiment(
         "table2",
         "Table 2: allocation of branches",
         tuple(
             Cell(
-                {"profile": profile.name, "rtt_ms": rtt_ms, "allocation": allocation.value},
-                acespec(pair, AcceptanceMode.COUPLED, allocation=allocation),
+                {"profile": profile.name, "rtt_ms": rtt_ms, "allocation": name},
+                chosen,
                 profile,
                 LinkConditions.symmetric(rtt_ms),
                 pair.sampling,
             )
             for profile in profiles
-            for allocation in order
+            for name, chosen in allocated.items()
         ),
-        comparisons=tuple(
-            Comparison("allocation", better.value, worse.value) for worse, better in itertools.pairwise(order)
-        ),
+        comparisons=tuple(Comparison("allocation", better, worse) for worse, better in compared),
     )
 
 
