@@ -26,6 +26,7 @@ from acespec.wire import (
     Busy,
     Close,
     CloudTransport,
+    Draft,
     ErrorCode,
     MoreDraws,
     Open,
@@ -171,6 +172,8 @@ class Verifier:
                     return
                 if isinstance(message, Open | Resume):
                     raise malformed("the session is open already: open another stream for another session")
+                if isinstance(message, Draft):
+                    continue  # a hint, which may be ignored
                 try:
                     if isinstance(message, MoreDraws):
                         await session.more_draws(message, stream)

@@ -19,7 +19,7 @@ from acespec.wire import verifier_pb2 as pb
 VOCAB_SIZES = (2, 257, 300, 4096, 49_152, 151_936, 2**20)
 MODES = tuple(AcceptanceMode)
 NUM_SESSIONS = len(VOCAB_SIZES) * len(MODES)
-EDGE_FIELDS = ("round", "round_resampled")
+EDGE_FIELDS = ("round", "round_resampled", "draft")
 CLOUD_FIELDS = (
     "verdict_token",
     "verdict_end",

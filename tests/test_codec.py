@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from acespec.wire import (
     Codec,
     Commit,
+    Draft,
+    DraftNode,
     EndVerdict,
     MoreTarget,
     RejectVerdict,
@@ -31,6 +33,7 @@ from wire_messages import (
     COUPLED,
     RESIDUAL,
     cloud_messages,
+    drafts,
     edge_messages,
     example_open,
     packed,
@@ -110,6 +113,39 @@ def test_rounds_follow_the_documented_layout(data: st.DataObject) -> None:
     assert payload(encoded) == packed(*fields)
 
 
+def expected_parents(message: Draft) -> list[list[tuple[int, int]]]:
+    """What each node follows, by the table of ``verifier.proto``: the first line that says it."""
+    codes = []
+    parents = [node.parent for node in message.nodes]
+    for index, parent in enumerate(parents):
+        distance = 0 if parent is None else message.first_id + index - parent
+        table = [
+            (distance == 1, [(0, 1)]),
+            (index > 0 and parents[index - 1] == parent, [(1, 1), (0, 1)]),
+            (parent is None, [(1, 1), (1, 1), (0, 1)]),
+            (2 <= distance <= 33, [(0b1110, 4), (distance - 2, 5)]),
+            (34 <= distance <= 65569, [(0b1111, 4), (distance - 34, 16)]),
+        ]
+        codes.append(next(code for says, code in table if says))
+    return codes
+
+
+@unhurried
+@given(st.data())
+def test_drafts_follow_the_documented_layout(data: st.DataObject) -> None:
+    vocab_size, _ = data.draw(sessions())
+    message = data.draw(drafts(vocab_size))
+    rooted = any(node.parent is None for node in message.nodes)
+    fields = [(message.seq, 6), (0, 1), (int(rooted), 1), (message.first_id, 32)]
+    if rooted:
+        fields.append((message.root, 24))
+    for code, node in zip(expected_parents(message), message.nodes, strict=True):
+        fields += [*code, (node.token, token_bits(vocab_size))]
+    encoded = Codec(vocab_size, COUPLED).encode_edge(message)
+    assert encoded.WhichOneof("kind") == "draft"
+    assert payload(encoded) == packed(*fields)
+
+
 def expected_cloud_layout(
     message: TokenVerdict | EndVerdict | RejectVerdict | MoreTarget | Commit, width: int
 ) -> bytes:
@@ -159,6 +195,15 @@ def test_round_sizes(length: int) -> None:
     assert size <= 6 + 4.25 * length + long_prefix
     resampled = Codec(WIDE, RESIDUAL).encode_edge(Round(63, 0xFFFF, chain, weights, WIDE - 1))
     assert resampled.ByteSize() <= 6 + 2.25 * (length + 1) + 2 * length + long_prefix
+
+
+@pytest.mark.parametrize("length", [1, 16, 45])
+def test_draft_sizes(length: int) -> None:
+    codec = Codec(WIDE, COUPLED)
+    chain = Draft(63, 2**31, 0, tuple(DraftNode(WIDE - 1, 2**31 + index - 1) for index in range(length)))
+    assert codec.encode_edge(chain).ByteSize() <= 7 + -(-length * 19 // 8)
+    siblings = Draft(63, 2**31, 2**24 - 1, (DraftNode(WIDE - 1),) * length)
+    assert codec.encode_edge(siblings).ByteSize() <= 10 + -(-(1 + length * 20) // 8)
 
 
 def test_verdict_sizes() -> None:

@@ -33,7 +33,7 @@ from wire_messages import (
     unhurried,
 )
 
-PACKED_EDGE = ["round", "round_resampled"]
+PACKED_EDGE = ["round", "round_resampled", "draft"]
 PACKED_CLOUD = [
     "verdict_token",
     "verdict_end",
@@ -145,6 +145,10 @@ def opened_with(**fields: Any) -> pb.Opened:
         (opened_with(max_chain=64), "max_chain must be"),
         (opened_with(model="m" * 257), "model has 257"),
         (opened_with(idle_timeout_ms=0), "idle_timeout_ms must be"),
+        (opened_with(eagerness=4, max_race_nodes=1), "unknown eagerness 4"),
+        (opened_with(eagerness=1), r"max_race_nodes must be 1\.\.65536, not 0"),
+        (opened_with(eagerness=1, max_race_nodes=65_537), "not 65537"),
+        (opened_with(max_race_nodes=1), r"max_race_nodes without a race must be 0\.\.0, not 1"),
     ],
 )
 def test_opened_refuses(opened: pb.Opened, pattern: str) -> None:
@@ -193,6 +197,7 @@ def test_rounds_refuse(mode: AcceptanceMode, kind: str, data: bytes, pattern: st
         (COUPLED, pb.EdgeMessage(decode=pb.Decode(count=2**24)), "count must be"),
         (COUPLED, pb.EdgeMessage(decode=pb.Decode(count=1, resampled=0)), "belongs to residual mode"),
         (RESIDUAL, pb.EdgeMessage(decode=pb.Decode(count=1, resampled=300)), "token 300 is outside"),
+        (RESIDUAL, pb.EdgeMessage(decode=pb.Decode(count=1, race=True)), "race belongs to coupled mode"),
         (COUPLED, pb.EdgeMessage(more_draws=pb.MoreDraws(first_index=8)), "belongs to residual mode"),
         (RESIDUAL, pb.EdgeMessage(more_draws=pb.MoreDraws(first_index=0)), "first_index must be"),
         (RESIDUAL, pb.EdgeMessage(more_draws=pb.MoreDraws(first_index=2**24)), "first_index must be"),
@@ -202,6 +207,46 @@ def test_rounds_refuse(mode: AcceptanceMode, kind: str, data: bytes, pattern: st
 def test_edge_messages_refuse(mode: AcceptanceMode, message: pb.EdgeMessage, pattern: str) -> None:
     with refusal(pattern):
         Codec(300, mode).decode_edge(message)
+
+
+DRAFT = ((1, 6), (0, 1))
+ROOTED = (*DRAFT, (1, 1), (5, 32), (9, 24))
+"""Of request 1, from node 5 on, rooted at position 9."""
+UNROOTED = (*DRAFT, (0, 1), (5, 32))
+ROOT = (0b110, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ((), "0 bytes are too few"),
+        (((1, 6), (1, 1), (0, 1), (5, 32)), "bit after seq"),
+        (UNROOTED, "no nodes"),
+        (ROOTED, "no nodes"),
+        ((*DRAFT, (1, 1), (5, 32)), "ends within a node"),
+        ((*UNROOTED, (0, 1), (300, 9)), "token 300 is outside"),
+        ((*UNROOTED, (0, 1), (1, 9), (1, 6)), "padding"),
+        ((*UNROOTED, (0, 1), (1, 9), (0b1110, 4), (1, 5), (0, 5)), "ends within a node"),
+        ((*UNROOTED, (0, 1), (1, 9), *[(0, 1), (1, 9)] * 255), "more than 255 nodes"),
+        ((*UNROOTED, (0b10, 2), (1, 9)), "first node follows what one before it follows"),
+        ((*UNROOTED, (0b1110, 4), (4, 5), (1, 9)), "node 5 follows one 6 before it"),
+        ((*UNROOTED, (0b1111, 4), (0, 16), (1, 9)), "node 5 follows one 34 before it"),
+        ((*DRAFT, (0, 1), (0, 32), (0, 1), (1, 9)), "node 0 follows one 1 before it"),
+        ((*UNROOTED, (0, 1), (1, 9), (0b1110, 4), (0, 5), (1, 9)), "in more bits than it takes"),
+        ((*ROOTED, ROOT, (1, 9), ROOT, (1, 9)), "in more bits than it takes"),
+        ((*UNROOTED, ROOT, (1, 9)), "root is told where no node follows it, or is missing"),
+        ((*ROOTED, (0, 1), (1, 9)), "root is told where no node follows it, or is missing"),
+        ((*DRAFT, (0, 1), (2**32 - 1, 32), (0, 1), (1, 9), (0, 1), (1, 9)), "first_id must be"),
+    ],
+)
+def test_drafts_refuse(fields: tuple[tuple[int, int], ...], pattern: str) -> None:
+    with refusal(f"^draft.*{pattern}"):
+        Codec(300, COUPLED).decode_edge(pb.EdgeMessage(draft=packed(*fields)))
+
+
+def test_residual_mode_has_no_drafts() -> None:
+    with refusal("draft belongs to coupled mode"):
+        Codec(300, RESIDUAL).decode_edge(pb.EdgeMessage(draft=packed(*UNROOTED, (0, 1), (1, 9))))
 
 
 # --- from the cloud -----------------------------------------------------------------------------------------

@@ -10,12 +10,17 @@ from hypothesis import strategies as st
 from acespec.speculation import SamplingParams
 from acespec.wire import (
     MAX_CHAIN,
+    MAX_DRAFT_NODES,
+    MAX_NODE_DISTANCE,
     AcceptanceMode,
     Busy,
     Close,
     CloudMessage,
     Commit,
     Decode,
+    Draft,
+    DraftNode,
+    Eagerness,
     EdgeMessage,
     EndVerdict,
     MoreDraws,
@@ -102,7 +107,24 @@ def rounds(draw: st.DrawFn, vocab_size: int, mode: AcceptanceMode) -> Round:
 @st.composite
 def decodes(draw: st.DrawFn, vocab_size: int, mode: AcceptanceMode) -> Decode:
     resampled = draw(st.none() | st.integers(0, vocab_size - 1)) if mode is RESIDUAL else None
-    return Decode(draw(seqs), draw(checks), draw(st.integers(1, 2**24 - 1)), resampled)
+    race = draw(st.booleans()) if mode is COUPLED else False
+    return Decode(draw(seqs), draw(checks), draw(st.integers(1, 2**24 - 1)), resampled, race)
+
+
+@st.composite
+def drafts(draw: st.DrawFn, vocab_size: int) -> Draft:
+    """Trees whose nodes follow near ones most often, as real ones do, and any other at times."""
+    count = draw(st.integers(1, 20) | st.just(MAX_DRAFT_NODES))
+    first_id = draw(st.just(0) | st.integers(0, 100_000) | st.just(2**32 - count))
+    nodes: list[DraftNode] = []
+    for node_id in range(first_id, first_id + count):
+        earlier = st.integers(max(0, node_id - 3), node_id - 1)
+        far = st.integers(max(0, node_id - MAX_NODE_DISTANCE), node_id - 1)
+        before = [node.parent for node in nodes[-1:]]
+        parent = draw(st.sampled_from([None, *before]) | earlier | far if node_id else st.none())
+        nodes.append(DraftNode(draw(st.integers(0, vocab_size - 1)), parent))
+    rooted = any(node.parent is None for node in nodes)
+    return Draft(draw(seqs), first_id, draw(positions) if rooted else 0, tuple(nodes))
 
 
 sampling_params = st.builds(
@@ -148,7 +170,7 @@ def edge_messages(vocab_size: int, mode: AcceptanceMode) -> st.SearchStrategy[Ed
     requests = rounds(vocab_size, mode) | decodes(vocab_size, mode)
     both = requests | opens(vocab_size, mode) | resumes | st.just(Close())
     if mode is COUPLED:
-        return both
+        return both | drafts(vocab_size)
     return both | st.builds(MoreDraws, positions, st.integers(1, 2**24 - 1))
 
 
@@ -176,8 +198,10 @@ def target_draws(draw: st.DrawFn, vocab_size: int, first_index: int) -> TargetDr
     return TargetDraws(target.bits, first_index, ids, tuple(weight_of[token] for token in ids))
 
 
+races = st.just((None, 0)) | st.tuples(st.sampled_from(Eagerness), st.integers(1, 65_536))
 openeds = st.builds(
-    Opened,
+    lambda race, **fields: Opened(eagerness=race[0], max_race_nodes=race[1], **fields),
+    races,
     session_id=st.binary(min_size=1, max_size=64),
     epoch=epochs,
     model=names,

@@ -13,6 +13,8 @@ from acespec.wire.layout import POSITION_LIMIT, downlink_bits_draws, downlink_bi
 from acespec.wire.memory import memory_link
 from acespec.wire.messages import (
     MAX_CHAIN,
+    MAX_DRAFT_NODES,
+    MAX_NODE_DISTANCE,
     PROTOCOL_VERSION,
     SEQ_MODULUS,
     AcceptanceMode,
@@ -21,6 +23,9 @@ from acespec.wire.messages import (
     CloudMessage,
     Commit,
     Decode,
+    Draft,
+    DraftNode,
+    Eagerness,
     EdgeMessage,
     EndVerdict,
     MoreDraws,
@@ -44,6 +49,8 @@ from acespec.wire.transport import CloudTransport, EdgeTransport, LinkBytes
 
 __all__ = [
     "MAX_CHAIN",
+    "MAX_DRAFT_NODES",
+    "MAX_NODE_DISTANCE",
     "POSITION_LIMIT",
     "PROTOCOL_VERSION",
     "SEQ_MODULUS",
@@ -55,6 +62,9 @@ __all__ = [
     "Codec",
     "Commit",
     "Decode",
+    "Draft",
+    "DraftNode",
+    "Eagerness",
     "EdgeMessage",
     "EdgeTransport",
     "EndVerdict",

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.bits import BitReader, BitWriter
+from acespec.wire.draft_codec import decode_draft, encode_draft
 from acespec.wire.errors import malformed
 from acespec.wire.handshake import decode_open, decode_resume, encode_open, encode_resume
 from acespec.wire.layout import (
@@ -25,6 +26,7 @@ from acespec.wire.messages import (
     AcceptanceMode,
     Close,
     Decode,
+    Draft,
     EdgeMessage,
     MoreDraws,
     Open,
@@ -50,18 +52,23 @@ class EdgeCodec:
         """To protobuf; a value that does not fit is a bug."""
         if isinstance(message, Round):
             return self._encode_round(message)
+        if isinstance(message, Draft):
+            assert not self._residual
+            return pb.EdgeMessage(draft=encode_draft(message, self._token_bits))
         if isinstance(message, Open):
             return encode_open(message)
         if isinstance(message, Resume):
             return encode_resume(message)
         if isinstance(message, Decode):
             assert self._residual or message.resampled is None
+            assert not self._residual or not message.race
             return pb.EdgeMessage(
                 decode=pb.Decode(
                     seq=message.seq,
                     prefix_check=message.prefix_check,
                     count=message.count,
                     resampled=message.resampled,
+                    race=message.race,
                 )
             )
         if isinstance(message, MoreDraws):
@@ -141,7 +148,14 @@ class EdgeCodec:
             if not self._residual:
                 raise malformed("decode: a resampled token belongs to residual mode; this session is coupled")
             check_tokens("decode", [resampled], self._vocab_size)
-        return Decode(fields.seq, fields.prefix_check, fields.count, resampled)
+        if fields.race and self._residual:
+            raise malformed("decode: a race belongs to coupled mode; this session is residual")
+        return Decode(fields.seq, fields.prefix_check, fields.count, resampled, fields.race)
+
+    def _decode_draft(self, message: pb.EdgeMessage) -> Draft:
+        if self._residual:
+            raise malformed("draft belongs to coupled mode; this session is residual")
+        return decode_draft(message.draft, self._vocab_size)
 
     def _decode_more_draws(self, message: pb.EdgeMessage) -> MoreDraws:
         fields = message.more_draws
@@ -155,6 +169,7 @@ class EdgeCodec:
         "round": _decode_round,
         "round_resampled": _decode_round_resampled,
         "decode": _decode_decode,
+        "draft": _decode_draft,
         "more_draws": _decode_more_draws,
         "close": lambda _, __: Close(),
     }

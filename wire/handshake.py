@@ -14,6 +14,7 @@ from acespec.wire.messages import (
     PROTOCOL_VERSION,
     AcceptanceMode,
     Busy,
+    Eagerness,
     Open,
     Opened,
     Reset,
@@ -28,12 +29,21 @@ MAX_END_TOKENS = 64
 MAX_SESSION_ID = 64
 """Bytes."""
 MAX_RETRY_MS = 600_000
+MAX_RACE_NODES = 65_536
+"""Most nodes a server may say that it keeps."""
 
 _MODES = {
     AcceptanceMode.COUPLED: pb.ACCEPTANCE_MODE_COUPLED,
     AcceptanceMode.RESIDUAL: pb.ACCEPTANCE_MODE_RESIDUAL,
 }
 _MODES_BY_NUMBER = {int(number): mode for mode, number in _MODES.items()}
+_EAGERNESS = {
+    None: pb.EAGERNESS_UNSPECIFIED,
+    Eagerness.LATENCY: pb.EAGERNESS_LATENCY,
+    Eagerness.BALANCED: pb.EAGERNESS_BALANCED,
+    Eagerness.COST: pb.EAGERNESS_COST,
+}
+_EAGERNESS_BY_NUMBER = {int(number): eagerness for eagerness, number in _EAGERNESS.items()}
 _RESET_REASONS = {
     ResetReason.UNKNOWN_SESSION: pb.RESET_REASON_UNKNOWN_SESSION,
     ResetReason.SHUTTING_DOWN: pb.RESET_REASON_SHUTTING_DOWN,
@@ -126,7 +136,21 @@ def decode_resume(message: pb.EdgeMessage) -> Resume:
 
 def encode_opened(message: Opened) -> pb.CloudMessage:
     """The server's answer to ``Open`` and ``Resume``."""
-    return pb.CloudMessage(opened=pb.Opened(**asdict(message)))
+    return pb.CloudMessage(
+        opened=pb.Opened(
+            session_id=message.session_id,
+            epoch=message.epoch,
+            model=message.model,
+            fingerprint=message.fingerprint,
+            max_context=message.max_context,
+            max_chain=message.max_chain,
+            idle_timeout_ms=message.idle_timeout_ms,
+            resume_ttl_ms=message.resume_ttl_ms,
+            pad_sizes=message.pad_sizes,
+            eagerness=_EAGERNESS[message.eagerness],
+            max_race_nodes=message.max_race_nodes,
+        )
+    )
 
 
 def decode_opened(message: pb.CloudMessage) -> Opened:
@@ -136,6 +160,13 @@ def decode_opened(message: pb.CloudMessage) -> Opened:
     check_range("opened: max_context", fields.max_context, 1, 2**32 - 1)
     check_range("opened: max_chain", fields.max_chain, 1, MAX_CHAIN)
     check_range("opened: idle_timeout_ms", fields.idle_timeout_ms, 1, 2**32 - 1)
+    if fields.eagerness not in _EAGERNESS_BY_NUMBER:
+        raise malformed(f"opened: unknown eagerness {fields.eagerness}")
+    eagerness = _EAGERNESS_BY_NUMBER[fields.eagerness]
+    if eagerness is None:
+        check_range("opened: max_race_nodes without a race", fields.max_race_nodes, 0, 0)
+    else:
+        check_range("opened: max_race_nodes", fields.max_race_nodes, 1, MAX_RACE_NODES)
     return Opened(
         session_id=fields.session_id,
         epoch=fields.epoch,
@@ -146,6 +177,8 @@ def decode_opened(message: pb.CloudMessage) -> Opened:
         idle_timeout_ms=fields.idle_timeout_ms,
         resume_ttl_ms=fields.resume_ttl_ms,
         pad_sizes=fields.pad_sizes,
+        eagerness=eagerness,
+        max_race_nodes=fields.max_race_nodes,
     )
 
 

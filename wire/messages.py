@@ -16,6 +16,10 @@ MAX_CHAIN = 63
 """Longest chain a round may carry: ``accepted`` has six bits."""
 SEQ_MODULUS = 64
 """Sequence numbers wrap here; at most one request of a session is outstanding, so six bits name it."""
+MAX_DRAFT_NODES = 255
+"""Most nodes of one ``Draft``."""
+MAX_NODE_DISTANCE = 65_569
+"""How far back, in ids, the node may lie that a drafted node follows."""
 
 
 class AcceptanceMode(str, Enum):
@@ -23,6 +27,17 @@ class AcceptanceMode(str, Enum):
 
     COUPLED = "coupled"
     RESIDUAL = "residual"
+
+
+class Eagerness(str, Enum):
+    """When the server computes for a racing session (docs/protocol.md); the text never depends on it."""
+
+    LATENCY = "latency"
+    """Always: a forward follows the one before."""
+    BALANCED = "balanced"
+    """Without drafts only in a forward that others need anyway."""
+    COST = "cost"
+    """Once drafts have come, or have not come for long."""
 
 
 # --- edge to cloud ------------------------------------------------------------------------------------------
@@ -86,6 +101,32 @@ class Decode:
     prefix_check: int
     count: int
     resampled: int | None = None
+    race: bool = False
+    """Coupled mode: take drafts along; a forward then commits one token or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNode:
+    """One drafted token of a tree."""
+
+    token: int
+    parent: int | None = None
+    """Id of the earlier node it follows, of this message or one before; None: the message's root."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The race: more nodes of the tree, best first. A hint: one that comes late or is wrong changes no text.
+
+    Ids count the nodes sent over a stream, from 0; ``nodes[k]`` has id ``first_id + k``.
+    """
+
+    seq: int
+    """Of the ``Decode`` it belongs to."""
+    first_id: int
+    root: int
+    """Position of the committed token that nodes without a parent follow; 0 if there are none."""
+    nodes: tuple[DraftNode, ...]
 
 
 @dataclass(frozen=True)
@@ -101,7 +142,7 @@ class Close:
     """End the session and free what the server holds for it."""
 
 
-EdgeMessage = Open | Resume | Round | Decode | MoreDraws | Close
+EdgeMessage = Open | Resume | Round | Decode | Draft | MoreDraws | Close
 
 
 # --- cloud to edge ------------------------------------------------------------------------------------------
@@ -123,6 +164,10 @@ class Opened:
     resume_ttl_ms: int = 0
     pad_sizes: bool = False
     """Whether the server pads its messages and wishes the edge to."""
+    eagerness: Eagerness | None = None
+    """How the server takes part in a race; None: it does not."""
+    max_race_nodes: int = 0
+    """Drafted nodes it keeps for a session; 0 where it does not race."""
 
 
 class ResetReason(str, Enum):

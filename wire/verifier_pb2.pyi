@@ -54,7 +54,9 @@ class _AcceptanceMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _AcceptanceModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AcceptanceMode.ValueType], _builtins.type):
+class _AcceptanceModeEnumTypeWrapper(
+    _enum_type_wrapper._EnumTypeWrapper[_AcceptanceMode.ValueType], _builtins.type
+):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ACCEPTANCE_MODE_UNSPECIFIED: _AcceptanceMode.ValueType  # 0
     """Not set; refused."""
@@ -74,11 +76,41 @@ ACCEPTANCE_MODE_RESIDUAL: AcceptanceMode.ValueType  # 2
 """Rejection sampling with a residual distribution (speculative sampling)."""
 Global___AcceptanceMode: _TypeAlias = AcceptanceMode  # noqa: Y015
 
+class _Eagerness:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EagernessEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Eagerness.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EAGERNESS_UNSPECIFIED: _Eagerness.ValueType  # 0
+    """It does not race."""
+    EAGERNESS_LATENCY: _Eagerness.ValueType  # 1
+    """A forward follows the one before."""
+    EAGERNESS_BALANCED: _Eagerness.ValueType  # 2
+    """Without drafts it computes only in a forward that others need anyway."""
+    EAGERNESS_COST: _Eagerness.ValueType  # 3
+    """It computes once drafts have come, or have not come for long."""
+
+class Eagerness(_Eagerness, metaclass=_EagernessEnumTypeWrapper):
+    """When the server computes for a racing session."""
+
+EAGERNESS_UNSPECIFIED: Eagerness.ValueType  # 0
+"""It does not race."""
+EAGERNESS_LATENCY: Eagerness.ValueType  # 1
+"""A forward follows the one before."""
+EAGERNESS_BALANCED: Eagerness.ValueType  # 2
+"""Without drafts it computes only in a forward that others need anyway."""
+EAGERNESS_COST: Eagerness.ValueType  # 3
+"""It computes once drafts have come, or have not come for long."""
+Global___Eagerness: _TypeAlias = Eagerness  # noqa: Y015
+
 class _ResetReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _ResetReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResetReason.ValueType], _builtins.type):
+class _ResetReasonEnumTypeWrapper(
+    _enum_type_wrapper._EnumTypeWrapper[_ResetReason.ValueType], _builtins.type
+):
     DESCRIPTOR: _descriptor.EnumDescriptor
     RESET_REASON_UNSPECIFIED: _ResetReason.ValueType  # 0
     """Not set; refused."""
@@ -106,6 +138,7 @@ class EdgeMessage(_message.Message):
 
     ROUND_FIELD_NUMBER: _builtins.int
     ROUND_RESAMPLED_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
     OPEN_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
     MORE_DRAWS_FIELD_NUMBER: _builtins.int
@@ -121,6 +154,19 @@ class EdgeMessage(_message.Message):
     round_resampled: _builtins.bytes
     """Residual mode: a round whose last committed token was drawn by the edge, so that the cloud cannot know it.
       seq:6 zero:2 check:16 resampled:T items(token:T weight_minus_1:16)...
+    """
+    draft: _builtins.bytes
+    """Coupled mode, the race: more nodes of the drafted tree, best first; at most 255, at least one.
+      seq:6 zero:1 rooted:1 first_id:32 [root:24] nodes(parent:1..20 token:T)...
+    `seq` is that of the Decode under way. Nodes have ids in the order sent over a stream, from 0 on; those of
+    a message count from `first_id`. What a node follows is told by the first of these codes that says it:
+      0                          the node before it, by id
+      10                         what the node before it, in this message, follows
+      110                        the committed token at position `root`
+      1110 distance_minus_2:5    the node `distance` ids before it, 2..33
+      1111 distance_minus_34:16  the same, 34..65569
+    `rooted` says whether any node follows `root`, which is left out otherwise. Nodes are hints: those that
+    follow what the server does not know, or contradict what is committed, are ignored.
     """
     padding: _builtins.bytes
     """Bytes without a meaning, which hide the size of the rest."""
@@ -149,6 +195,7 @@ class EdgeMessage(_message.Message):
         *,
         round: _builtins.bytes = ...,
         round_resampled: _builtins.bytes = ...,
+        draft: _builtins.bytes = ...,
         open: Global___Open | None = ...,
         decode: Global___Decode | None = ...,
         more_draws: Global___MoreDraws | None = ...,
@@ -156,11 +203,53 @@ class EdgeMessage(_message.Message):
         resume: Global___Resume | None = ...,
         padding: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "decode", b"decode", "kind", b"kind", "more_draws", b"more_draws", "open", b"open", "resume", b"resume", "round", b"round", "round_resampled", b"round_resampled"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal[
+        "close",
+        b"close",
+        "decode",
+        b"decode",
+        "draft",
+        b"draft",
+        "kind",
+        b"kind",
+        "more_draws",
+        b"more_draws",
+        "open",
+        b"open",
+        "resume",
+        b"resume",
+        "round",
+        b"round",
+        "round_resampled",
+        b"round_resampled",
+    ]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "decode", b"decode", "kind", b"kind", "more_draws", b"more_draws", "open", b"open", "padding", b"padding", "resume", b"resume", "round", b"round", "round_resampled", b"round_resampled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal[
+        "close",
+        b"close",
+        "decode",
+        b"decode",
+        "draft",
+        b"draft",
+        "kind",
+        b"kind",
+        "more_draws",
+        b"more_draws",
+        "open",
+        b"open",
+        "padding",
+        b"padding",
+        "resume",
+        b"resume",
+        "round",
+        b"round",
+        "round_resampled",
+        b"round_resampled",
+    ]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["round", "round_resampled", "open", "decode", "more_draws", "close", "resume"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal[
+        "round", "round_resampled", "draft", "open", "decode", "more_draws", "close", "resume"
+    ]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -244,11 +333,70 @@ class CloudMessage(_message.Message):
         reset: Global___Reset | None = ...,
         padding: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "commit", b"commit", "kind", b"kind", "more_draws", b"more_draws", "more_sparse", b"more_sparse", "opened", b"opened", "reset", b"reset", "verdict_draws", b"verdict_draws", "verdict_end", b"verdict_end", "verdict_sparse", b"verdict_sparse", "verdict_token", b"verdict_token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal[
+        "busy",
+        b"busy",
+        "commit",
+        b"commit",
+        "kind",
+        b"kind",
+        "more_draws",
+        b"more_draws",
+        "more_sparse",
+        b"more_sparse",
+        "opened",
+        b"opened",
+        "reset",
+        b"reset",
+        "verdict_draws",
+        b"verdict_draws",
+        "verdict_end",
+        b"verdict_end",
+        "verdict_sparse",
+        b"verdict_sparse",
+        "verdict_token",
+        b"verdict_token",
+    ]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "commit", b"commit", "kind", b"kind", "more_draws", b"more_draws", "more_sparse", b"more_sparse", "opened", b"opened", "padding", b"padding", "reset", b"reset", "verdict_draws", b"verdict_draws", "verdict_end", b"verdict_end", "verdict_sparse", b"verdict_sparse", "verdict_token", b"verdict_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal[
+        "busy",
+        b"busy",
+        "commit",
+        b"commit",
+        "kind",
+        b"kind",
+        "more_draws",
+        b"more_draws",
+        "more_sparse",
+        b"more_sparse",
+        "opened",
+        b"opened",
+        "padding",
+        b"padding",
+        "reset",
+        b"reset",
+        "verdict_draws",
+        b"verdict_draws",
+        "verdict_end",
+        b"verdict_end",
+        "verdict_sparse",
+        b"verdict_sparse",
+        "verdict_token",
+        b"verdict_token",
+    ]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["verdict_token", "verdict_end", "verdict_sparse", "verdict_draws", "more_sparse", "more_draws", "commit", "opened", "busy", "reset"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal[
+        "verdict_token",
+        "verdict_end",
+        "verdict_sparse",
+        "verdict_draws",
+        "more_sparse",
+        "more_draws",
+        "commit",
+        "opened",
+        "busy",
+        "reset",
+    ]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -296,7 +444,22 @@ class Sampling(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal[
+        "frequency_penalty",
+        b"frequency_penalty",
+        "min_p",
+        b"min_p",
+        "presence_penalty",
+        b"presence_penalty",
+        "repetition_penalty",
+        b"repetition_penalty",
+        "temperature",
+        b"temperature",
+        "top_k",
+        b"top_k",
+        "top_p",
+        b"top_p",
+    ]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -372,7 +535,34 @@ class Open(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "mode", b"mode", "model", b"model", "prompt_length", b"prompt_length", "protocol_version", b"protocol_version", "sampling", b"sampling", "seed", b"seed", "token_limit", b"token_limit", "vocab_size", b"vocab_size", "vocabulary_hash", b"vocabulary_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal[
+        "committed",
+        b"committed",
+        "end_token_ids",
+        b"end_token_ids",
+        "epoch",
+        b"epoch",
+        "fingerprint",
+        b"fingerprint",
+        "mode",
+        b"mode",
+        "model",
+        b"model",
+        "prompt_length",
+        b"prompt_length",
+        "protocol_version",
+        b"protocol_version",
+        "sampling",
+        b"sampling",
+        "seed",
+        b"seed",
+        "token_limit",
+        b"token_limit",
+        "vocab_size",
+        b"vocab_size",
+        "vocabulary_hash",
+        b"vocabulary_hash",
+    ]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -402,7 +592,9 @@ class Resume(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "epoch", b"epoch", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal[
+        "committed", b"committed", "epoch", b"epoch", "session_id", b"session_id"
+    ]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -421,6 +613,7 @@ class Decode(_message.Message):
     PREFIX_CHECK_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     RESAMPLED_FIELD_NUMBER: _builtins.int
+    RACE_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """Number of the request, 0..63, counted with the rounds."""
     prefix_check: _builtins.int
@@ -429,6 +622,10 @@ class Decode(_message.Message):
     """Tokens wanted, from 1 to below 2^24."""
     resampled: _builtins.int
     """Residual mode: the last committed token, where the edge drew it."""
+    race: _builtins.bool
+    """Coupled mode, where Opened grants an eagerness: the race. Drafts may follow, at any time until the answer is
+    complete, and each forward of the target takes along those that have come: a commit then has one token or more.
+    """
     def __init__(
         self,
         *,
@@ -436,14 +633,30 @@ class Decode(_message.Message):
         prefix_check: _builtins.int = ...,
         count: _builtins.int = ...,
         resampled: _builtins.int | None = ...,
+        race: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_resampled", b"_resampled", "resampled", b"resampled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_resampled", b"_resampled", "count", b"count", "prefix_check", b"prefix_check", "resampled", b"resampled", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal[
+        "_resampled",
+        b"_resampled",
+        "count",
+        b"count",
+        "prefix_check",
+        b"prefix_check",
+        "race",
+        b"race",
+        "resampled",
+        b"resampled",
+        "seq",
+        b"seq",
+    ]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__resampled: _TypeAlias = _typing.Literal["resampled"]  # noqa: Y015
     _WhichOneofArgType__resampled: _TypeAlias = _typing.Literal["_resampled", b"_resampled"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__resampled) -> _WhichOneofReturnType__resampled | None: ...
+    def WhichOneof(
+        self, oneof_group: _WhichOneofArgType__resampled
+    ) -> _WhichOneofReturnType__resampled | None: ...
 
 Global___Decode: _TypeAlias = Decode  # noqa: Y015
 
@@ -505,6 +718,8 @@ class Opened(_message.Message):
     IDLE_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     RESUME_TTL_MS_FIELD_NUMBER: _builtins.int
     PAD_SIZES_FIELD_NUMBER: _builtins.int
+    EAGERNESS_FIELD_NUMBER: _builtins.int
+    MAX_RACE_NODES_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
     """Names the session, 1..64 bytes; whoever knows it and has the same credentials can resume the session."""
     epoch: _builtins.int
@@ -523,6 +738,10 @@ class Opened(_message.Message):
     """Milliseconds a session without a stream is kept."""
     pad_sizes: _builtins.bool
     """Whether the server pads its messages and wishes the edge to."""
+    eagerness: Global___Eagerness.ValueType
+    """How the server takes part in a race; not set: it does not."""
+    max_race_nodes: _builtins.int
+    """Drafted nodes it keeps for a session, 1..65536 where it races, else 0; of more it drops the last."""
     def __init__(
         self,
         *,
@@ -535,10 +754,35 @@ class Opened(_message.Message):
         idle_timeout_ms: _builtins.int = ...,
         resume_ttl_ms: _builtins.int = ...,
         pad_sizes: _builtins.bool = ...,
+        eagerness: Global___Eagerness.ValueType = ...,
+        max_race_nodes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fingerprint", b"fingerprint", "idle_timeout_ms", b"idle_timeout_ms", "max_chain", b"max_chain", "max_context", b"max_context", "model", b"model", "pad_sizes", b"pad_sizes", "resume_ttl_ms", b"resume_ttl_ms", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal[
+        "eagerness",
+        b"eagerness",
+        "epoch",
+        b"epoch",
+        "fingerprint",
+        b"fingerprint",
+        "idle_timeout_ms",
+        b"idle_timeout_ms",
+        "max_chain",
+        b"max_chain",
+        "max_context",
+        b"max_context",
+        "max_race_nodes",
+        b"max_race_nodes",
+        "model",
+        b"model",
+        "pad_sizes",
+        b"pad_sizes",
+        "resume_ttl_ms",
+        b"resume_ttl_ms",
+        "session_id",
+        b"session_id",
+    ]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
