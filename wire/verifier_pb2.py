@@ -4,58 +4,61 @@
 # source: acespec/wire/verifier.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "acespec/wire/verifier.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'acespec/wire/verifier.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1b\x61\x63\x65spec/wire/verifier.proto\x12\nacespec.v1"\xa2\x02\n\x0b\x45\x64geMessage\x12\x0f\n\x05round\x18\x01 \x01(\x0cH\x00\x12\x19\n\x0fround_resampled\x18\x02 \x01(\x0cH\x00\x12\x0f\n\x05\x64raft\x18\x03 \x01(\x0cH\x00\x12 \n\x04open\x18\x04 \x01(\x0b\x32\x10.acespec.v1.OpenH\x00\x12$\n\x06\x64\x65\x63ode\x18\x05 \x01(\x0b\x32\x12.acespec.v1.DecodeH\x00\x12+\n\nmore_draws\x18\x06 \x01(\x0b\x32\x15.acespec.v1.MoreDrawsH\x00\x12"\n\x05\x63lose\x18\x07 \x01(\x0b\x32\x11.acespec.v1.CloseH\x00\x12$\n\x06resume\x18\x08 \x01(\x0b\x32\x12.acespec.v1.ResumeH\x00\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\x42\x06\n\x04kind"\xb5\x02\n\x0c\x43loudMessage\x12\x17\n\rverdict_token\x18\x01 \x01(\x0cH\x00\x12\x15\n\x0bverdict_end\x18\x02 \x01(\x0cH\x00\x12\x18\n\x0everdict_sparse\x18\x03 \x01(\x0cH\x00\x12\x17\n\rverdict_draws\x18\x04 \x01(\x0cH\x00\x12\x15\n\x0bmore_sparse\x18\x05 \x01(\x0cH\x00\x12\x14\n\nmore_draws\x18\x06 \x01(\x0cH\x00\x12\x10\n\x06\x63ommit\x18\x07 \x01(\x0cH\x00\x12$\n\x06opened\x18\x08 \x01(\x0b\x32\x12.acespec.v1.OpenedH\x00\x12 \n\x04\x62usy\x18\t \x01(\x0b\x32\x10.acespec.v1.BusyH\x00\x12"\n\x05reset\x18\n \x01(\x0b\x32\x11.acespec.v1.ResetH\x00\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\x42\x06\n\x04kind"\x9d\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01"\xb6\x02\n\x04Open\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x17\n\x0fvocabulary_hash\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x15\n\rend_token_ids\x18\x06 \x03(\r\x12&\n\x08sampling\x18\x07 \x01(\x0b\x32\x14.acespec.v1.Sampling\x12\x0c\n\x04seed\x18\x08 \x01(\x06\x12(\n\x04mode\x18\t \x01(\x0e\x32\x1a.acespec.v1.AcceptanceMode\x12\x11\n\tcommitted\x18\n \x01(\x0c\x12\x15\n\rprompt_length\x18\x0b \x01(\r\x12\x13\n\x0btoken_limit\x18\x0c \x01(\r\x12\r\n\x05\x65poch\x18\r \x01(\r">\n\x06Resume\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tcommitted\x18\x03 \x01(\r"n\n\x06\x44\x65\x63ode\x12\x0b\n\x03seq\x18\x01 \x01(\r\x12\x14\n\x0cprefix_check\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x16\n\tresampled\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04race\x18\x05 \x01(\x08\x42\x0c\n\n_resampled"2\n\tMoreDraws\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r"\x07\n\x05\x43lose"\xfc\x01\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x13\n\x0bmax_context\x18\x05 \x01(\r\x12\x11\n\tmax_chain\x18\x06 \x01(\r\x12\x17\n\x0fidle_timeout_ms\x18\x07 \x01(\r\x12\x15\n\rresume_ttl_ms\x18\x08 \x01(\r\x12\x11\n\tpad_sizes\x18\t \x01(\x08\x12(\n\teagerness\x18\n \x01(\x0e\x32\x15.acespec.v1.Eagerness\x12\x16\n\x0emax_race_nodes\x18\x0b \x01(\r"\x18\n\x04\x42usy\x12\x10\n\x08retry_ms\x18\x01 \x01(\r"?\n\x05Reset\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.acespec.v1.ResetReason*l\n\x0e\x41\x63\x63\x65ptanceMode\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_MODE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x41\x43\x43\x45PTANCE_MODE_COUPLED\x10\x01\x12\x1c\n\x18\x41\x43\x43\x45PTANCE_MODE_RESIDUAL\x10\x02*i\n\tEagerness\x12\x19\n\x15\x45\x41GERNESS_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45\x41GERNESS_LATENCY\x10\x01\x12\x16\n\x12\x45\x41GERNESS_BALANCED\x10\x02\x12\x12\n\x0e\x45\x41GERNESS_COST\x10\x03*m\n\x0bResetReason\x12\x1c\n\x18RESET_REASON_UNSPECIFIED\x10\x00\x12 \n\x1cRESET_REASON_UNKNOWN_SESSION\x10\x01\x12\x1e\n\x1aRESET_REASON_SHUTTING_DOWN\x10\x02\x32L\n\x08Verifier\x12@\n\x07Session\x12\x17.acespec.v1.EdgeMessage\x1a\x18.acespec.v1.CloudMessage(\x01\x30\x01\x62\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61\x63\x65spec/wire/verifier.proto\x12\nacespec.v1\"\xa2\x02\n\x0b\x45\x64geMessage\x12\x0f\n\x05round\x18\x01 \x01(\x0cH\x00\x12\x19\n\x0fround_resampled\x18\x02 \x01(\x0cH\x00\x12\x0f\n\x05\x64raft\x18\x03 \x01(\x0cH\x00\x12 \n\x04open\x18\x04 \x01(\x0b\x32\x10.acespec.v1.OpenH\x00\x12$\n\x06\x64\x65\x63ode\x18\x05 \x01(\x0b\x32\x12.acespec.v1.DecodeH\x00\x12+\n\nmore_draws\x18\x06 \x01(\x0b\x32\x15.acespec.v1.MoreDrawsH\x00\x12\"\n\x05\x63lose\x18\x07 \x01(\x0b\x32\x11.acespec.v1.CloseH\x00\x12$\n\x06resume\x18\x08 \x01(\x0b\x32\x12.acespec.v1.ResumeH\x00\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\x42\x06\n\x04kind\"\xb5\x02\n\x0c\x43loudMessage\x12\x17\n\rverdict_token\x18\x01 \x01(\x0cH\x00\x12\x15\n\x0bverdict_end\x18\x02 \x01(\x0cH\x00\x12\x18\n\x0everdict_sparse\x18\x03 \x01(\x0cH\x00\x12\x17\n\rverdict_draws\x18\x04 \x01(\x0cH\x00\x12\x15\n\x0bmore_sparse\x18\x05 \x01(\x0cH\x00\x12\x14\n\nmore_draws\x18\x06 \x01(\x0cH\x00\x12\x10\n\x06\x63ommit\x18\x07 \x01(\x0cH\x00\x12$\n\x06opened\x18\x08 \x01(\x0b\x32\x12.acespec.v1.OpenedH\x00\x12 \n\x04\x62usy\x18\t \x01(\x0b\x32\x10.acespec.v1.BusyH\x00\x12\"\n\x05reset\x18\n \x01(\x0b\x32\x11.acespec.v1.ResetH\x00\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\x42\x06\n\x04kind\"\x9d\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\"\xb6\x02\n\x04Open\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x17\n\x0fvocabulary_hash\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x15\n\rend_token_ids\x18\x06 \x03(\r\x12&\n\x08sampling\x18\x07 \x01(\x0b\x32\x14.acespec.v1.Sampling\x12\x0c\n\x04seed\x18\x08 \x01(\x06\x12(\n\x04mode\x18\t \x01(\x0e\x32\x1a.acespec.v1.AcceptanceMode\x12\x11\n\tcommitted\x18\n \x01(\x0c\x12\x15\n\rprompt_length\x18\x0b \x01(\r\x12\x13\n\x0btoken_limit\x18\x0c \x01(\r\x12\r\n\x05\x65poch\x18\r \x01(\r\">\n\x06Resume\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tcommitted\x18\x03 \x01(\r\"n\n\x06\x44\x65\x63ode\x12\x0b\n\x03seq\x18\x01 \x01(\r\x12\x14\n\x0cprefix_check\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x16\n\tresampled\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04race\x18\x05 \x01(\x08\x42\x0c\n\n_resampled\"2\n\tMoreDraws\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\"\x07\n\x05\x43lose\"\xfc\x01\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x13\n\x0bmax_context\x18\x05 \x01(\r\x12\x11\n\tmax_chain\x18\x06 \x01(\r\x12\x17\n\x0fidle_timeout_ms\x18\x07 \x01(\r\x12\x15\n\rresume_ttl_ms\x18\x08 \x01(\r\x12\x11\n\tpad_sizes\x18\t \x01(\x08\x12(\n\teagerness\x18\n \x01(\x0e\x32\x15.acespec.v1.Eagerness\x12\x16\n\x0emax_race_nodes\x18\x0b \x01(\r\"\x18\n\x04\x42usy\x12\x10\n\x08retry_ms\x18\x01 \x01(\r\"?\n\x05Reset\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.acespec.v1.ResetReason*l\n\x0e\x41\x63\x63\x65ptanceMode\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_MODE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x41\x43\x43\x45PTANCE_MODE_COUPLED\x10\x01\x12\x1c\n\x18\x41\x43\x43\x45PTANCE_MODE_RESIDUAL\x10\x02*i\n\tEagerness\x12\x19\n\x15\x45\x41GERNESS_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45\x41GERNESS_LATENCY\x10\x01\x12\x16\n\x12\x45\x41GERNESS_BALANCED\x10\x02\x12\x12\n\x0e\x45\x41GERNESS_COST\x10\x03*m\n\x0bResetReason\x12\x1c\n\x18RESET_REASON_UNSPECIFIED\x10\x00\x12 \n\x1cRESET_REASON_UNKNOWN_SESSION\x10\x01\x12\x1e\n\x1aRESET_REASON_SHUTTING_DOWN\x10\x02\x32L\n\x08Verifier\x12@\n\x07Session\x12\x17.acespec.v1.EdgeMessage\x1a\x18.acespec.v1.CloudMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "acespec.wire.verifier_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'acespec.wire.verifier_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_ACCEPTANCEMODE"]._serialized_start = 1704
-    _globals["_ACCEPTANCEMODE"]._serialized_end = 1812
-    _globals["_EAGERNESS"]._serialized_start = 1814
-    _globals["_EAGERNESS"]._serialized_end = 1919
-    _globals["_RESETREASON"]._serialized_start = 1921
-    _globals["_RESETREASON"]._serialized_end = 2030
-    _globals["_EDGEMESSAGE"]._serialized_start = 44
-    _globals["_EDGEMESSAGE"]._serialized_end = 334
-    _globals["_CLOUDMESSAGE"]._serialized_start = 337
-    _globals["_CLOUDMESSAGE"]._serialized_end = 646
-    _globals["_SAMPLING"]._serialized_start = 649
-    _globals["_SAMPLING"]._serialized_end = 806
-    _globals["_OPEN"]._serialized_start = 809
-    _globals["_OPEN"]._serialized_end = 1119
-    _globals["_RESUME"]._serialized_start = 1121
-    _globals["_RESUME"]._serialized_end = 1183
-    _globals["_DECODE"]._serialized_start = 1185
-    _globals["_DECODE"]._serialized_end = 1295
-    _globals["_MOREDRAWS"]._serialized_start = 1297
-    _globals["_MOREDRAWS"]._serialized_end = 1347
-    _globals["_CLOSE"]._serialized_start = 1349
-    _globals["_CLOSE"]._serialized_end = 1356
-    _globals["_OPENED"]._serialized_start = 1359
-    _globals["_OPENED"]._serialized_end = 1611
-    _globals["_BUSY"]._serialized_start = 1613
-    _globals["_BUSY"]._serialized_end = 1637
-    _globals["_RESET"]._serialized_start = 1639
-    _globals["_RESET"]._serialized_end = 1702
-    _globals["_VERIFIER"]._serialized_start = 2032
-    _globals["_VERIFIER"]._serialized_end = 2108
+  DESCRIPTOR._loaded_options = None
+  _globals['_ACCEPTANCEMODE']._serialized_start=1704
+  _globals['_ACCEPTANCEMODE']._serialized_end=1812
+  _globals['_EAGERNESS']._serialized_start=1814
+  _globals['_EAGERNESS']._serialized_end=1919
+  _globals['_RESETREASON']._serialized_start=1921
+  _globals['_RESETREASON']._serialized_end=2030
+  _globals['_EDGEMESSAGE']._serialized_start=44
+  _globals['_EDGEMESSAGE']._serialized_end=334
+  _globals['_CLOUDMESSAGE']._serialized_start=337
+  _globals['_CLOUDMESSAGE']._serialized_end=646
+  _globals['_SAMPLING']._serialized_start=649
+  _globals['_SAMPLING']._serialized_end=806
+  _globals['_OPEN']._serialized_start=809
+  _globals['_OPEN']._serialized_end=1119
+  _globals['_RESUME']._serialized_start=1121
+  _globals['_RESUME']._serialized_end=1183
+  _globals['_DECODE']._serialized_start=1185
+  _globals['_DECODE']._serialized_end=1295
+  _globals['_MOREDRAWS']._serialized_start=1297
+  _globals['_MOREDRAWS']._serialized_end=1347
+  _globals['_CLOSE']._serialized_start=1349
+  _globals['_CLOSE']._serialized_end=1356
+  _globals['_OPENED']._serialized_start=1359
+  _globals['_OPENED']._serialized_end=1611
+  _globals['_BUSY']._serialized_start=1613
+  _globals['_BUSY']._serialized_end=1637
+  _globals['_RESET']._serialized_start=1639
+  _globals['_RESET']._serialized_end=1702
+  _globals['_VERIFIER']._serialized_start=2032
+  _globals['_VERIFIER']._serialized_end=2108
 # @@protoc_insertion_point(module_scope)

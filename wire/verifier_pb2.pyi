@@ -54,9 +54,7 @@ class _AcceptanceMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _AcceptanceModeEnumTypeWrapper(
-    _enum_type_wrapper._EnumTypeWrapper[_AcceptanceMode.ValueType], _builtins.type
-):
+class _AcceptanceModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AcceptanceMode.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ACCEPTANCE_MODE_UNSPECIFIED: _AcceptanceMode.ValueType  # 0
     """Not set; refused."""
@@ -108,9 +106,7 @@ class _ResetReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _ResetReasonEnumTypeWrapper(
-    _enum_type_wrapper._EnumTypeWrapper[_ResetReason.ValueType], _builtins.type
-):
+class _ResetReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResetReason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     RESET_REASON_UNSPECIFIED: _ResetReason.ValueType  # 0
     """Not set; refused."""
@@ -203,53 +199,11 @@ class EdgeMessage(_message.Message):
         resume: Global___Resume | None = ...,
         padding: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal[
-        "close",
-        b"close",
-        "decode",
-        b"decode",
-        "draft",
-        b"draft",
-        "kind",
-        b"kind",
-        "more_draws",
-        b"more_draws",
-        "open",
-        b"open",
-        "resume",
-        b"resume",
-        "round",
-        b"round",
-        "round_resampled",
-        b"round_resampled",
-    ]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "decode", b"decode", "draft", b"draft", "kind", b"kind", "more_draws", b"more_draws", "open", b"open", "resume", b"resume", "round", b"round", "round_resampled", b"round_resampled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal[
-        "close",
-        b"close",
-        "decode",
-        b"decode",
-        "draft",
-        b"draft",
-        "kind",
-        b"kind",
-        "more_draws",
-        b"more_draws",
-        "open",
-        b"open",
-        "padding",
-        b"padding",
-        "resume",
-        b"resume",
-        "round",
-        b"round",
-        "round_resampled",
-        b"round_resampled",
-    ]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "decode", b"decode", "draft", b"draft", "kind", b"kind", "more_draws", b"more_draws", "open", b"open", "padding", b"padding", "resume", b"resume", "round", b"round", "round_resampled", b"round_resampled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal[
-        "round", "round_resampled", "draft", "open", "decode", "more_draws", "close", "resume"
-    ]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["round", "round_resampled", "draft", "open", "decode", "more_draws", "close", "resume"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -333,70 +287,11 @@ class CloudMessage(_message.Message):
         reset: Global___Reset | None = ...,
         padding: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal[
-        "busy",
-        b"busy",
-        "commit",
-        b"commit",
-        "kind",
-        b"kind",
-        "more_draws",
-        b"more_draws",
-        "more_sparse",
-        b"more_sparse",
-        "opened",
-        b"opened",
-        "reset",
-        b"reset",
-        "verdict_draws",
-        b"verdict_draws",
-        "verdict_end",
-        b"verdict_end",
-        "verdict_sparse",
-        b"verdict_sparse",
-        "verdict_token",
-        b"verdict_token",
-    ]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "commit", b"commit", "kind", b"kind", "more_draws", b"more_draws", "more_sparse", b"more_sparse", "opened", b"opened", "reset", b"reset", "verdict_draws", b"verdict_draws", "verdict_end", b"verdict_end", "verdict_sparse", b"verdict_sparse", "verdict_token", b"verdict_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal[
-        "busy",
-        b"busy",
-        "commit",
-        b"commit",
-        "kind",
-        b"kind",
-        "more_draws",
-        b"more_draws",
-        "more_sparse",
-        b"more_sparse",
-        "opened",
-        b"opened",
-        "padding",
-        b"padding",
-        "reset",
-        b"reset",
-        "verdict_draws",
-        b"verdict_draws",
-        "verdict_end",
-        b"verdict_end",
-        "verdict_sparse",
-        b"verdict_sparse",
-        "verdict_token",
-        b"verdict_token",
-    ]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "commit", b"commit", "kind", b"kind", "more_draws", b"more_draws", "more_sparse", b"more_sparse", "opened", b"opened", "padding", b"padding", "reset", b"reset", "verdict_draws", b"verdict_draws", "verdict_end", b"verdict_end", "verdict_sparse", b"verdict_sparse", "verdict_token", b"verdict_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal[
-        "verdict_token",
-        "verdict_end",
-        "verdict_sparse",
-        "verdict_draws",
-        "more_sparse",
-        "more_draws",
-        "commit",
-        "opened",
-        "busy",
-        "reset",
-    ]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["verdict_token", "verdict_end", "verdict_sparse", "verdict_draws", "more_sparse", "more_draws", "commit", "opened", "busy", "reset"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -444,22 +339,7 @@ class Sampling(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal[
-        "frequency_penalty",
-        b"frequency_penalty",
-        "min_p",
-        b"min_p",
-        "presence_penalty",
-        b"presence_penalty",
-        "repetition_penalty",
-        b"repetition_penalty",
-        "temperature",
-        b"temperature",
-        "top_k",
-        b"top_k",
-        "top_p",
-        b"top_p",
-    ]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -535,34 +415,7 @@ class Open(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal[
-        "committed",
-        b"committed",
-        "end_token_ids",
-        b"end_token_ids",
-        "epoch",
-        b"epoch",
-        "fingerprint",
-        b"fingerprint",
-        "mode",
-        b"mode",
-        "model",
-        b"model",
-        "prompt_length",
-        b"prompt_length",
-        "protocol_version",
-        b"protocol_version",
-        "sampling",
-        b"sampling",
-        "seed",
-        b"seed",
-        "token_limit",
-        b"token_limit",
-        "vocab_size",
-        b"vocab_size",
-        "vocabulary_hash",
-        b"vocabulary_hash",
-    ]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "mode", b"mode", "model", b"model", "prompt_length", b"prompt_length", "protocol_version", b"protocol_version", "sampling", b"sampling", "seed", b"seed", "token_limit", b"token_limit", "vocab_size", b"vocab_size", "vocabulary_hash", b"vocabulary_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -592,9 +445,7 @@ class Resume(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal[
-        "committed", b"committed", "epoch", b"epoch", "session_id", b"session_id"
-    ]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "epoch", b"epoch", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -637,26 +488,11 @@ class Decode(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_resampled", b"_resampled", "resampled", b"resampled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal[
-        "_resampled",
-        b"_resampled",
-        "count",
-        b"count",
-        "prefix_check",
-        b"prefix_check",
-        "race",
-        b"race",
-        "resampled",
-        b"resampled",
-        "seq",
-        b"seq",
-    ]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_resampled", b"_resampled", "count", b"count", "prefix_check", b"prefix_check", "race", b"race", "resampled", b"resampled", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__resampled: _TypeAlias = _typing.Literal["resampled"]  # noqa: Y015
     _WhichOneofArgType__resampled: _TypeAlias = _typing.Literal["_resampled", b"_resampled"]  # noqa: Y015
-    def WhichOneof(
-        self, oneof_group: _WhichOneofArgType__resampled
-    ) -> _WhichOneofReturnType__resampled | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__resampled) -> _WhichOneofReturnType__resampled | None: ...
 
 Global___Decode: _TypeAlias = Decode  # noqa: Y015
 
@@ -759,30 +595,7 @@ class Opened(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal[
-        "eagerness",
-        b"eagerness",
-        "epoch",
-        b"epoch",
-        "fingerprint",
-        b"fingerprint",
-        "idle_timeout_ms",
-        b"idle_timeout_ms",
-        "max_chain",
-        b"max_chain",
-        "max_context",
-        b"max_context",
-        "max_race_nodes",
-        b"max_race_nodes",
-        "model",
-        b"model",
-        "pad_sizes",
-        b"pad_sizes",
-        "resume_ttl_ms",
-        b"resume_ttl_ms",
-        "session_id",
-        b"session_id",
-    ]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eagerness", b"eagerness", "epoch", b"epoch", "fingerprint", b"fingerprint", "idle_timeout_ms", b"idle_timeout_ms", "max_chain", b"max_chain", "max_context", b"max_context", "max_race_nodes", b"max_race_nodes", "model", b"model", "pad_sizes", b"pad_sizes", "resume_ttl_ms", b"resume_ttl_ms", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

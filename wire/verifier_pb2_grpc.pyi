@@ -50,6 +50,7 @@ else:
 _T = _typing.TypeVar("_T")
 
 class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
+
 class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
@@ -86,13 +87,9 @@ class VerifierServicer(metaclass=_abc_1.ABCMeta):
         self,
         request_iterator: _MaybeAsyncIterator[_verifier_pb2.EdgeMessage],
         context: _ServicerContext,
-    ) -> _typing.Union[
-        _abc.Iterator[_verifier_pb2.CloudMessage], _abc.AsyncIterator[_verifier_pb2.CloudMessage]
-    ]:
+    ) -> _typing.Union[_abc.Iterator[_verifier_pb2.CloudMessage], _abc.AsyncIterator[_verifier_pb2.CloudMessage]]:
         """One session. The edge sends Open or Resume first and may send a request without waiting for Opened; at most
         one Round or Decode is outstanding at a time.
         """
 
-def add_VerifierServicer_to_server(
-    servicer: VerifierServicer, server: _typing.Union[_grpc.Server, _aio.Server]
-) -> None: ...
+def add_VerifierServicer_to_server(servicer: VerifierServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
