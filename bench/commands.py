@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 import selectors
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import click
 
 from acespec.bench.link import DirectionShape, LinkShape
+from acespec.bench.outages import LinkOutages, Outage, parse_outage
 from acespec.bench.relay import Relay, Traffic
 from acespec.errors import AcespecError
 from acespec.options import FiniteRange, RateType
 
 Address = tuple[str, int]
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+MILLISECONDS = FiniteRange(min=0)
 
 
 class AddressType(click.ParamType[Address]):
@@ -34,40 +38,83 @@ class AddressType(click.ParamType[Address]):
         return host, int(port)
 
 
+class OutageType(click.ParamType[Outage]):
+    """``AT:FOR`` or ``AT:FOR,EVERY``, in seconds."""
+
+    name = "at:for[,every]"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Outage:
+        try:
+            return parse_outage(str(value))
+        except AcespecError as error:
+            self.fail(str(error), param, ctx)
+
+
+def outage_option(name: str, meaning: str) -> Callable[[F], F]:
+    """An option that may be given several times."""
+    return click.option(name, type=OutageType(), multiple=True, help=f"{meaning}. [seconds]")
+
+
 @click.command("wan-relay")
 @click.option("--listen", type=AddressType(), required=True, help="Where to listen; port 0 takes a free one.")
 @click.option("--target", type=AddressType(), required=True, help="Where to carry each connection.")
-@click.option("--rtt", type=FiniteRange(min=0), default=50.0, show_default=True, help="Round trip, ms.")
-@click.option("--jitter", type=FiniteRange(min=0), default=0.0, help="Up to this much more each way, ms.")
+@click.option("--rtt", type=MILLISECONDS, default=50.0, show_default=True, help="Round trip, ms.")
+@click.option("--delay-up", type=MILLISECONDS, help="Towards the target, instead of half of --rtt, ms.")
+@click.option("--delay-down", type=MILLISECONDS, help="Towards the client, instead of half of --rtt, ms.")
+@click.option("--jitter", type=MILLISECONDS, default=0.0, help="Up to this much more each way, ms.")
+@click.option("--jitter-up", type=MILLISECONDS, help="Towards the target, instead of --jitter.")
+@click.option("--jitter-down", type=MILLISECONDS, help="Towards the client, instead of --jitter.")
 @click.option("--rate", type=RateType(), help="Limit of both directions, as 50kbps; by default none.")
 @click.option("--rate-up", type=RateType(), help="Limit towards the target, instead of --rate.")
 @click.option("--rate-down", type=RateType(), help="Limit towards the client, instead of --rate.")
-def wan_relay(
-    listen: Address,
-    target: Address,
-    rtt: float,
-    jitter: float,
-    rate: float | None,
-    rate_up: float | None,
-    rate_down: float | None,
-) -> None:
-    """Relay TCP with the delay, jitter and rate of a wide-area link.
+@outage_option("--outage", "Nothing passes, and what is held back passes afterwards")
+@outage_option("--outage-up", "The same, towards the target alone")
+@outage_option("--outage-down", "The same, towards the client alone")
+@outage_option("--cut", "Connections are closed as it begins, and new ones at once until it ends")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Decides the jitter.")
+def wan_relay(**options: Any) -> None:
+    """Relay TCP with the delay, jitter, rate and outages of a wide-area link.
 
     Writes a line with "ready on HOST:PORT" once it listens, then a line of JSON for each connection that
-    ends: the bytes it carried each way. Ends on SIGINT or SIGTERM.
+    ends: the bytes it carried each way. Ends on SIGINT or SIGTERM, with a line on all connections.
+
+    Outages are AT:FOR or AT:FOR,EVERY in seconds from that first line on: --outage 10:2,60 stops the link
+    from second 10 to 12, 70 to 72, and so on. Each kind may be given several times.
     """
-
-    def shape(limit: float | None) -> DirectionShape:
-        bytes_per_second = limit or rate or float("inf")
-        return DirectionShape(rtt / 2.0, jitter, bytes_per_second)
-
-    relay = Relay(target, LinkShape(shape(rate_up), shape(rate_down)), on_closed=_report)
+    outage = options["outage"]
+    try:
+        outages = LinkOutages(
+            (*outage, *options["outage_up"]), (*outage, *options["outage_down"]), options["cut"]
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    relay = Relay(
+        options["target"],
+        LinkShape(_shape(options, "up"), _shape(options, "down")),
+        outages=outages,
+        seed=options["seed"],
+        on_closed=lambda traffic: click.echo(json.dumps({"closed": _bytes(traffic)})),
+    )
     # select() waits to the microsecond; epoll rounds every wait up to a whole millisecond.
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     try:
-        loop.run_until_complete(_serve(relay, listen))
+        loop.run_until_complete(_serve(relay, options["listen"]))
     finally:
         loop.close()
+
+
+def _shape(options: dict[str, Any], direction: str) -> DirectionShape:
+    """What the options say of one direction: its own where there are any."""
+
+    def chosen(name: str, otherwise: float) -> float:
+        own = options[f"{name}_{direction}"]
+        return otherwise if own is None else float(own)
+
+    return DirectionShape(
+        chosen("delay", options["rtt"] / 2.0),
+        chosen("jitter", options["jitter"]),
+        chosen("rate", options["rate"] or math.inf),
+    )
 
 
 async def _serve(relay: Relay, listen: Address) -> None:
@@ -84,10 +131,12 @@ async def _serve(relay: Relay, listen: Address) -> None:
     click.echo(f"acespec wan-relay: ready on {host}:{port}")
     await stop.wait()
     await relay.close()
+    total = {"connections": relay.num_connections, **_bytes(relay.traffic)}
+    click.echo(json.dumps({"total": total}))
 
 
-def _report(traffic: Traffic) -> None:
-    click.echo(json.dumps({"closed": {"bytes_up": traffic.up, "bytes_down": traffic.down}}))
+def _bytes(traffic: Traffic) -> dict[str, int]:
+    return {"bytes_up": traffic.up, "bytes_down": traffic.down}
 
 
 @click.command()

@@ -6,6 +6,8 @@ import math
 import random
 from dataclasses import dataclass, field
 
+from acespec.bench.outages import ALWAYS_UP, OutageSchedule
+
 SEGMENT_BYTES = 1448
 """Payload of a full TCP segment on an Ethernet path; a rate-limited link serialises one after the other."""
 
@@ -41,17 +43,24 @@ class DelayLine:
 
     A segment waits until those before it have left, takes ``size / rate`` to leave, and travels for the delay
     (and the jitter). Only bytes the relay sees count: TCP and IP headers, 52 bytes a segment, are not added.
+    While the link is out nothing leaves, and what is under way arrives when that is over.
     """
 
-    def __init__(self, shape: DirectionShape, jitter: random.Random) -> None:
+    def __init__(
+        self, shape: DirectionShape, jitter: random.Random, outages: OutageSchedule = ALWAYS_UP
+    ) -> None:
         self._shape = shape
         self._jitter = jitter
+        self._outages = outages
         self._busy_until = 0.0
         self._last_due = 0.0
 
     def due(self, now: float, size: int) -> float:
         """When ``size`` bytes that enter at ``now`` (seconds) come out; in the order they went in."""
-        self._busy_until = max(now, self._busy_until) + size / self._shape.bytes_per_second
+        self._busy_until = self._outages.finish(
+            max(now, self._busy_until), size / self._shape.bytes_per_second
+        )
         travel_ms = self._shape.delay_ms + self._shape.jitter_ms * self._jitter.random()
-        self._last_due = max(self._last_due, self._busy_until + travel_ms / 1000.0)
+        arrival = self._outages.over(self._busy_until + travel_ms / 1000.0)
+        self._last_due = max(self._last_due, arrival)
         return self._last_due

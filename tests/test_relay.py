@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import math
 import random
 import re
@@ -13,7 +11,6 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,31 +20,7 @@ from hypothesis import strategies as st
 from acespec.bench.link import SEGMENT_BYTES, DelayLine, DirectionShape, LinkShape
 from acespec.bench.pipe import MAX_HELD_BYTES, Pipe
 from acespec.bench.relay import Relay, Traffic
-
-
-class ManualClock:
-    """A clock that stands still until it is moved; ``timer_set`` tells that something is waiting for it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.timer_set = asyncio.Event()
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
-
-    def time(self) -> float:
-        return self.now
-
-    def call_at(self, when: float, callback: Callable[[], None]) -> None:
-        heapq.heappush(
-            self._timers, (when, -next(self._order), callback)
-        )  # equal times: the last set goes first
-        self.timer_set.set()
-
-    def advance_to(self, when: float) -> None:
-        while self._timers and self._timers[0][0] <= when:
-            self.now, _, callback = heapq.heappop(self._timers)
-            callback()
-        self.now = when
+from manual_clock import ManualClock
 
 
 class RecordingEnd:
@@ -372,6 +345,8 @@ def test_the_command_reports_where_it_listens_and_what_each_connection_carried()
                     assert client.recv(6, socket.MSG_WAITALL) == b"answer"
             assert process.stdout.readline() == '{"closed": {"bytes_up": 8, "bytes_down": 6}}\n'
             process.send_signal(signal.SIGTERM)
+            total = '{"total": {"connections": 1, "bytes_up": 8, "bytes_down": 6}}\n'
+            assert process.stdout.read() == total
             assert process.wait() == 0
 
 
