@@ -78,8 +78,8 @@ def wan_relay(**options: Any) -> None:
     Writes a line with "ready on HOST:PORT" once it listens, then a line of JSON for each connection that
     ends: the bytes it carried each way. Ends on SIGINT or SIGTERM, with a line on all connections.
 
-    Outages are AT:FOR or AT:FOR,EVERY in seconds from that first line on: --outage 10:2,60 stops the link
-    from second 10 to 12, 70 to 72, and so on. Each kind may be given several times.
+    Outages are AT:FOR or AT:FOR,EVERY in seconds, counted from that first line on: --outage 10:2,60 stops
+    the link in seconds 10 to 12, 70 to 72, and so on. Each kind may be given several times.
     """
     outage = options["outage"]
     try:
