@@ -50,7 +50,7 @@ _KNOWN = (
         name="smollm2-demo",
         target="smollm2-135m",
         draft="smollm2-135m-draft",
-        gamma=4,
+        gamma=6,
         sampling=SamplingParams(temperature=0.2, top_p=0.9),  # the example of the target's model card
         allocation=Allocation.ADAPTIVE,
         buckets=_DEMO_BUCKETS,
