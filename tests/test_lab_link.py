@@ -31,7 +31,7 @@ FRAMED = 40 + 52
 class Losses(random.Random):
     """Says of each segment in turn whether it is lost, then never again."""
 
-    def __init__(self, *lost: bool) -> None:
+    def __init__(self, lost: tuple[bool, ...]) -> None:
         super().__init__()
         self._lost = list(lost)
 
@@ -43,8 +43,8 @@ def link(*lost: bool, **fields: Any) -> SimulatedLink:
     """A link of ``RTT_MS``; ``lost`` says which segments up are."""
     fields.setdefault("bytes_per_second", math.inf)
     made = SimulatedLink(LinkConditions.symmetric(RTT_MS, loss=0.5 if lost else 0.0, **fields), seed=1)
-    made.up._losses = Losses(*lost)
-    made.down._losses = Losses()
+    made.up._losses = Losses(lost)
+    made.down._losses = Losses(())
     return made
 
 
