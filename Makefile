@@ -11,6 +11,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 45
 CHAOS_ARGS ?=
+CHECK_ARGS ?=
 GENAI_VERSION := 0.18.0
 TQDM_VERSION := 4.70.1
 
@@ -73,6 +74,10 @@ hostile: $(READY) ## attack a verifier in every way known, and print what each t
 
 check-lab: $(READY) ## that the laboratory's remembered rows give the real engines' run, on the demo pair
 	$(BIN)/pytest -m laboratory $(PYTEST_ARGS)
+
+.PHONY: check-wall
+check-wall: $(READY) ## wall clock against virtual clock on this machine, which should be quiet (CHECK_ARGS=...)
+	$(BIN)/python -m acespec.bench.lab.wall_check $(CHECK_ARGS)
 
 report-branches: $(READY) ## how many cached branches equal sequential drafting, on the real draft at float32
 	$(BIN)/python -m acespec.bench.branch_equality

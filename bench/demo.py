@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from acespec.bench.link import DirectionShape, LinkShape
 from acespec.bench.processes import Service, run_to_end
 from acespec.bench.relay import Traffic
+from acespec.bench.relay_process import carried, relay_service
 from acespec.edge_runtime.draft_model import DraftModel, load_draft
 from acespec.edge_runtime.generate import GenerationResult
 from acespec.edge_runtime.remote import generate_remotely
 from acespec.edge_runtime.request import DraftSettings, GenerationRequest
 from acespec.edge_runtime.text import IncrementalText, encode_prompt
-from acespec.errors import AcespecError
 from acespec.export.options import ExportOptions, parse_precision
 from acespec.models import DEMO_PAIR, bundles_folder, load_tokenizer, model_fingerprint, pair
 from acespec.models.latency import machine_name
@@ -26,7 +25,6 @@ PAIR = pair(DEMO_PAIR)
 PROMPT = "Explain to a curious child why the sky is blue during the day and red at sunset."
 PRECISION = "int8"
 WARM_UP_TOKENS = 8
-REPORT_TIMEOUT_S = 30.0
 DRAFT_THREADS = 1
 """One core for the device, one for the verifier: the demo must do with two."""
 
@@ -144,15 +142,8 @@ async def compare(
     serve = Service("serve", "--model", PAIR.target, "--port", "0", "--threads", "1", *pace)
     try:
         async with serve as verifier:
-            relay = Service(
-                "wan-relay",
-                "--listen",
-                "127.0.0.1:0",
-                "--target",
-                verifier.address,
-                "--rtt",
-                f"{options.round_trip_ms:g}",
-            )
+            one_way = DirectionShape(options.round_trip_ms / 2.0)
+            relay = relay_service(verifier.address, LinkShape(one_way, one_way))
             async with relay as link:
                 on_stage("warming up")
                 for model in (draft, None):
@@ -193,14 +184,4 @@ async def _run(
         lambda tokens: on_text(text.push(tokens)),
     )
     on_text(text.finish() + "\n")
-    return Run(result, text.text, await _carried(link))
-
-
-async def _carried(link: Service) -> Traffic:
-    """What the connection that just closed carried, as the relay reports it."""
-    try:
-        line = await asyncio.wait_for(link.line(), REPORT_TIMEOUT_S)
-    except asyncio.TimeoutError:
-        raise AcespecError("the relay did not notice that the connection was closed") from None
-    closed = json.loads(line)["closed"]
-    return Traffic(closed["bytes_up"], closed["bytes_down"])
+    return Run(result, text.text, await carried(link))

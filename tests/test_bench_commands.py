@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from acespec.bench.lab import measuring, plots
 from acespec.bench.lab.acespec_strategies import AceSpec
 from acespec.bench.lab.baselines import Dssd
+from acespec.bench.lab.bench_options import REAL
 from acespec.bench.lab.commands import bench
 from acespec.bench.lab.laboratory import Laboratory
 from acespec.bench.lab.measuring import EXPERIMENTS
@@ -317,4 +318,4 @@ def test_help_needs_neither_models_nor_libraries_that_may_be_missing() -> None:
 
 
 def test_every_experiment_has_its_views_and_figures() -> None:
-    assert set(EXPERIMENTS) == set(bench.commands) == set(plots._FIGURES)
+    assert {*EXPERIMENTS, REAL} == set(bench.commands) == set(plots._FIGURES)

@@ -10,6 +10,9 @@ import click
 
 from acespec.errors import AcespecError
 
+REAL = "real"
+"""The command in wall-clock time."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -74,9 +77,10 @@ class PartType(click.ParamType):  # type: ignore[type-arg]
         return int(which), int(count)
 
 
-def experiment_options(function: F) -> F:
-    """What every experiment takes: where to, on what, and how it goes on."""
-    options = (
+def measuring_options(function: F) -> F:
+    """What everything that is measured takes: where to, on what, and whether again."""
+    return _with_options(
+        function,
         click.option(
             "-o",
             "--output",
@@ -96,19 +100,30 @@ def experiment_options(function: F) -> F:
         click.option("--max-new-tokens", type=click.IntRange(1), default=128, show_default=True),
         click.option("--seeds", type=ListOf(click.IntRange(0, 2**64 - 1)), default="0", show_default=True),
         click.option("--end-tokens", is_flag=True, help="Let texts end before they have all their tokens."),
+        click.option("--fresh", is_flag=True, help="Measure again what is there already."),
+        click.option("--no-plots", is_flag=True, help="Draw nothing."),
+    )
+
+
+def experiment_options(function: F) -> F:
+    """What every simulated experiment takes besides."""
+    function = _with_options(
+        function,
         click.option(
             "--store",
             type=click.Path(file_okay=False, path_type=Path),
             help="Folder with what the models said.  [default: in the cache]",
         ),
-        click.option("--fresh", is_flag=True, help="Measure again what is there already."),
         click.option(
             "--part",
             type=PartType(),
             help="Measure every N-th prompt alone, and write no tables: run parts side by side, then all.",
         ),
-        click.option("--no-plots", is_flag=True, help="Draw nothing."),
     )
+    return measuring_options(function)
+
+
+def _with_options(function: F, *options: Callable[[F], F]) -> F:
     for option in reversed(options):
         function = option(function)
     return function

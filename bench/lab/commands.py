@@ -1,4 +1,4 @@
-"""The ``acespec bench`` commands: the paper's tables and figures over simulated links, and a free sweep."""
+"""The ``acespec bench`` commands: the paper's tables and figures, a free sweep, and real runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from acespec.bench.lab.bench_options import (
+    REAL,
     ListOf,
     experiment_options,
+    measuring_options,
     profiles_option,
     strategies_option,
 )
@@ -39,9 +41,24 @@ rtts_option = click.option(
 )
 
 
-@click.group()
+class BenchGroup(click.Group):
+    """Takes ``--real`` for the command of that name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--real" in args and args[0] != REAL:
+            args = [argument for argument in args if argument != "--real"]
+            if args and args[0] in self.commands:
+                raise click.UsageError(f"--real is a measurement of its own: leave {args[0]} out", ctx)
+            args = [REAL, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=BenchGroup)
+@click.option("--real", is_flag=True, expose_value=False, help="The command real: the rest are its options.")
 def bench() -> None:
     """Measure strategies over simulated links, in virtual time, with models that really run.
+
+    With --real, over real ones: processes, gRPC and the relay, in wall-clock time.
 
     Each command writes its name with .json, .md, .svg and .png into a folder, and a report.html on all that
     is there. Every run is kept there as soon as it is made: interrupted, a command goes on where it was. Runs
@@ -183,6 +200,51 @@ def sweep(**options: Any) -> None:
             options["temperatures"] or (pair.sampling.temperature,),
             options["gammas"] or (),
         ),
+    )
+
+
+@bench.command(name=REAL)
+@measuring_options
+@strategies_option
+@click.option(
+    "--rtt", "rtts", type=ListOf(ROUND_TRIP), default="50", show_default=True, help="Round trips, ms."
+)
+@click.option("--jitter", type=ROUND_TRIP, default=0.0, help="Up to this much more each way, ms.")
+@click.option("--rates", type=ListOf(RateType()), default="100Mbps", show_default=True, help="Each way.")
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Medians are shown.")
+@click.option(
+    "--pace",
+    type=FiniteRange(0.0, 600_000.0),
+    help="What a forward takes at least, ms.  [default: the pair's]",
+)
+@click.option("--no-pace", is_flag=True, help="Let the verifier run as fast as this machine does.")
+def real(**options: Any) -> None:
+    """Strategies in wall-clock time, through the relay to a verifier in a process of its own.
+
+    Those that speak the project's own protocol: autoregressive, acespec_* and auto; the other baselines run
+    over the simulated link alone. Exit status 1 if a text differs from cloud-only decoding's that must not.
+    """
+    from acespec.bench.lab import real_measuring
+    from acespec.bench.lab.real_experiment import Links
+
+    real_measuring.measure_real(
+        real_measuring.RealSettings(
+            output=options["output"],
+            prompts=(*options["prompts"], *options["more_prompts"]),
+            limit=options["limit"],
+            max_new_tokens=options["max_new_tokens"],
+            seeds=options["seeds"],
+            end_tokens=options["end_tokens"],
+            fresh=options["fresh"],
+            plots=not options["no_plots"],
+            command=shlex.join(["acespec", *sys.argv[1:]]),
+            strategies=options["strategies"] or (),
+            links=Links(options["rtts"], options["jitter"], tuple(8.0 * rate for rate in options["rates"])),
+            repeats=options["repeats"],
+            paced=not options["no_pace"],
+            pace_forward_ms=options["pace"],
+        ),
+        real_measuring.demo_real_bench,
     )
 
 

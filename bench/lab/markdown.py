@@ -26,7 +26,7 @@ def origin_lines(document: Document) -> list[str]:
     lines = [
         f"Made by `{settings['command']}` (acespec {settings['acespec']}).",
         f"Models: {pair['name']} ({pair['draft_precision']} draft, {pair['target_name']}), computed by "
-        f"{pair['computed_by']}. Times are virtual: those of the profiles and the simulated link.",
+        f"{pair['computed_by']}. {_clock(settings)}",
         f"Prompts: {datasets}; seeds: {', '.join(map(str, settings['seeds']))}; "
         f"{settings['max_new_tokens']} tokens each, texts {ends} that.",
     ]
@@ -36,6 +36,19 @@ def origin_lines(document: Document) -> list[str]:
             "made again."
         )
     return lines
+
+
+def _clock(settings: Document) -> str:
+    """What the times are."""
+    if settings["clock"] == "virtual":
+        return "Times are virtual: those of the profiles and the simulated link."
+    pace = settings["pace_forward_ms"]
+    speed = "as fast as it is" if pace is None else f"paced to {pace:g} ms a forward at least"
+    return (
+        f"Times are the wall clock's on {settings['machine']}, medians of {settings['repeats']} runs: the "
+        f"edge in one process, the verifier ({speed}) in another, gRPC through acespec wan-relay between "
+        "them. Bytes on the wire are the connection's, without headers of TCP and IP."
+    )
 
 
 def _table(view: View) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from acespec.bench.lab.bench_options import REAL
 from acespec.bench.lab.cases import Encode, PromptCase, load_cases
 from acespec.bench.lab.document import Document, Origin, document
 from acespec.bench.lab.experiment import Experiment, Point, Scope, points
@@ -26,13 +27,13 @@ from acespec.bench.lab.markdown import to_markdown
 from acespec.bench.lab.plots import check_drawing, draw
 from acespec.bench.lab.report import REPORT_FILE, read_document, write_report
 from acespec.bench.lab.results_store import ResultsStore
-from acespec.bench.lab.runner import Outcome, execute
+from acespec.bench.lab.runner import Outcome, Runs, execute
 from acespec.errors import AcespecError
 from acespec.models import DEMO_PAIR, Pair, pair
 from acespec.private_files import PUBLIC, write_whole
 
 EXPERIMENTS = ("table1", "table2", "fig5", "fig6", "fig7", "sweep")
-"""In the order of the report."""
+"""Those in virtual time, in the order of the report; behind them stands the one in wall-clock time."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,19 @@ def measure(
         mine = set(scope.cases[which - 1 :: count])
         to_run = [point for point in to_run if point.case in mine]
     make_folder(settings.output)
-    outcomes = _run(bench, to_run, settings, experiment.title, console)
+    with (
+        Laboratory(bench.models, settings.store) as laboratory,
+        ResultsStore(settings.output, bench.models.identity.key) as store,
+    ):
+        outcomes = run_points(laboratory, to_run, store, experiment.title, console, fresh=settings.fresh)
     if settings.part is None:
         origin = Origin(settings.command, bench.pair, bench.models.identity)
         write_files(document(experiment, scope, outcomes, origin), settings.output, settings.plots, console)
+    check_failures(outcomes)
+
+
+def check_failures(outcomes: Sequence[Outcome]) -> None:
+    """Raises ``AcespecError`` if runs failed."""
     num_failed = sum(outcome.result is None for outcome in outcomes)
     if num_failed:
         raise AcespecError(
@@ -140,15 +150,15 @@ def write_files(content: Document, folder: Path, plots: bool, console: Console) 
     text = json.dumps(content, indent=1, allow_nan=False)
     write_whole(folder / f"{name}.json", text.encode(), PUBLIC, replace=True)
     write_whole(folder / f"{name}.md", to_markdown(content).encode(), PUBLIC, replace=True)
-    present = [path for each in EXPERIMENTS if (path := folder / f"{each}.json").is_file()]
+    present = [path for each in (*EXPERIMENTS, REAL) if (path := folder / f"{each}.json").is_file()]
     report = write_report(folder, [read_document(path) for path in present])
     write_whole(folder / REPORT_FILE, report, PUBLIC, replace=True)
     for file in (f"{name}.json", f"{name}.md", *content["plots"], REPORT_FILE):
         console.print(str(folder / file), soft_wrap=True)
 
 
-def _run(
-    bench: Bench, to_run: list[Point], settings: Settings, title: str, console: Console
+def run_points(
+    runs: Runs, to_run: list[Point], store: ResultsStore, title: str, console: Console, *, fresh: bool
 ) -> list[Outcome]:
     """Run the points behind a progress bar; reasons of failures are shown as they come."""
     shown = Progress(
@@ -159,11 +169,7 @@ def _run(
         TimeRemainingColumn(),
         console=console,
     )
-    with (
-        Laboratory(bench.models, settings.store) as laboratory,
-        ResultsStore(settings.output, bench.models.identity.key) as store,
-        shown as progress,
-    ):
+    with shown as progress:
         task = progress.add_task(title, total=len(to_run))
 
         begun: set[PromptCase] = set()
@@ -179,4 +185,4 @@ def _run(
                 where = f"{outcome.point.cell.strategy.name} on {case.dataset}/{case.id}"
                 console.print(f"failed: {where}: {outcome.failure}", soft_wrap=True)
 
-        return execute(laboratory, to_run, store, advance, fresh=settings.fresh)
+        return execute(runs, to_run, store, advance, fresh=fresh)

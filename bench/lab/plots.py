@@ -9,7 +9,7 @@ from typing import Any
 
 from acespec.bench.lab.document import Document
 from acespec.bench.lab.tables import Row
-from acespec.bench.lab.view import OURS, groups, shown_round_trip
+from acespec.bench.lab.view import OURS, groups, rate_text, shown_round_trip
 from acespec.errors import AcespecError
 
 Axes = Any
@@ -202,6 +202,21 @@ def _over_rate(rows: Sequence[Row]) -> Paint:
     return paint
 
 
+def _strategies(document: Document) -> Figures:
+    """Throughput by strategy, a figure for each link, a panel for each data set."""
+    for rows in groups(document["rows"], "profile", "rate_bps", "rtt_ms").values():
+        profile, rate, trip = rows[0]["profile"], rate_text(rows[0]["rate_bps"]), f"{rows[0]['rtt_ms']:g}"
+        panels: list[Panel] = [
+            (f"{dataset}, {trip} ms, tokens/s", _speeds(members))
+            for (dataset,), members in groups(rows, "dataset").items()
+        ]
+        yield _slug(profile, rate.replace(" ", ""), f"{trip}ms"), panels
+
+
+def _speeds(rows: Sequence[Row]) -> Paint:
+    return lambda axes: _bars(axes, rows, "strategy", {"tokens_per_s": ""})
+
+
 def _over(x: str, series: str, label: str, *measures: tuple[str, str]) -> Callable[[Document], Figures]:
     """Lines over ``x``: a figure for each measure and pair of devices, a panel for each data set."""
 
@@ -232,4 +247,5 @@ _FIGURES: dict[str, Callable[[Document], Figures]] = {
         "temperature", "strategy", "temperature", ("hit_rate", "hit rate"), ("tokens_per_s", "tokens/s")
     ),
     "sweep": _round_trips,
+    "real": _strategies,
 }

@@ -83,6 +83,34 @@ def _differences(document: Document) -> View:
     return View("Differences over the same prompts and seeds", header, tuple(body), note)
 
 
+def _real(document: Document) -> list[View]:
+    """By strategy: how fast, how far apart the repeats are, what went over the link, and whose text it is."""
+    columns = (
+        ("tokens/s", "tokens_per_s", ".2f"),
+        ("slowest", "tokens_per_s_slowest", ".2f"),
+        ("fastest", "tokens_per_s_fastest", ".2f"),
+        ("speedup", "speedup", ".2f"),
+        ("TTFT, ms", "ttft_ms", ".0f"),
+        ("target forwards", "target_forwards_per_token", ".3f"),
+        ("payload up", "payload_up_per_token", ".1f"),
+        ("payload down", "payload_down_per_token", ".1f"),
+        ("wire up", "wire_up_per_token", ".1f"),
+        ("wire down", "wire_down_per_token", ".1f"),
+        ("edge idle", "edge_idle_share", ".2f"),
+        ("cloud-only's text", "same_text", ".2f"),
+    )
+    header = ("strategy", *(heading for heading, _, _ in columns))
+    shown = []
+    for rows in groups(document["rows"], "profile", "dataset", "rate_bps", "rtt_ms").values():
+        body = tuple(
+            (Text(row["strategy"]), *(Text(figure(row, name, form)) for _, name, form in columns))
+            for row in rows
+        )
+        where = f"{_place(rows[0])}, {rate_text(rows[0]['rate_bps'])}"
+        shown.append(View(f"Wall clock: {where}", header, body, "Forwards and bytes are a token's."))
+    return shown
+
+
 def _fig5(document: Document) -> list[View]:
     shown = []
     for rows in groups(document["rows"], "profile", "dataset", "counted").values():
@@ -148,4 +176,5 @@ _VIEWS: dict[str, Callable[[Document], list[View]]] = {
         ("Speedup over cloud-only", "speedup", ".2f"),
     ),
     "sweep": round_trip_views,
+    "real": _real,
 }
