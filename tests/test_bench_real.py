@@ -1,8 +1,11 @@
-"""Runs in wall-clock time: shapes, plumbing and texts over real processes; how long they take is no matter."""
+"""Runs in wall-clock time: shapes, plumbing and texts over real processes. Nothing depends on their speed."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +16,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from acespec.bench import commands as bench_commands
-from acespec.bench.lab import real_measuring
+from acespec.bench.lab import real_laboratory, real_measuring
 from acespec.bench.lab.acespec_strategies import AceSpec, Autoregressive, DisturbedRunError
 from acespec.bench.lab.baselines import Vanilla
 from acespec.bench.lab.commands import bench
@@ -33,6 +36,7 @@ from acespec.bench.lab.runner import Outcome
 from acespec.bench.lab.target_times import measured_points
 from acespec.bench.lab.wall_check import CheckSettings, check, compare, report, show
 from acespec.bench.link import DirectionShape, LinkShape
+from acespec.bench.processes import Service
 from acespec.bench.relay import Relay
 from acespec.bench.relay_process import relay_service
 from acespec.errors import AcespecError
@@ -41,7 +45,7 @@ from bench_world import PAIR, RESULT, cases
 from lab_world import case, conditions, identity, table_pair, target_engine
 from real_world import table_real_bench, table_times
 
-pytest.importorskip("torch", reason="the laboratory's pair names the target's libraries")
+pytest.importorskip("matplotlib")
 TESTS = Path(__file__).parent
 NAMES = ("autoregressive", "acespec_residual", "acespec_coupled", "auto")
 PROFILES = table_times().profiles(None)
@@ -70,7 +74,7 @@ def laboratory() -> Iterator[RealLaboratory]:
 
 def run(folder: Path, prompts: Path, *more: str) -> Result:
     arguments = ["--real", "-o", str(folder), "--prompts", str(prompts), "--max-new-tokens", "12"]
-    return CliRunner().invoke(bench, [*arguments, "--rtt", "2", "--no-plots", *more])
+    return CliRunner().invoke(bench, [*arguments, "--rtt", "2", *more])
 
 
 def document(folder: Path) -> dict[str, Any]:
@@ -100,6 +104,8 @@ def test_the_command_writes_a_row_for_each_strategy_and_goes_on_where_it_was(
     assert "Times are the wall clock's" in text
     assert "(paced to 146 ms a forward at least)" in text
     assert "acespec_coupled" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert content["plots"] == ["real-measured_paced-146ms-100Mbps-2ms.svg"]
+    assert (tmp_path / "out" / content["plots"][0]).with_suffix(".png").is_file()
 
     def run_again(*_: object) -> None:
         raise AssertionError("it is there already")
@@ -164,6 +170,47 @@ def test_a_failed_run_leaves_nothing_behind_for_the_next(
         laboratory.run(Autoregressive(), case(*[3] * 300), asked)  # more than the context
     again = laboratory.run(Autoregressive(), case(), asked)
     assert (again.tokens, again.payload_down) == (first.tokens, first.payload_down)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_and_what_was_started_for_it(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    ended: list[str] = []
+
+    async def signalled(*_: object) -> None:
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), number)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("run")
+
+    monkeypatch.setattr(real_laboratory, "generate", signalled)
+    before = signal.getsignal(signal.SIGTERM)
+    real = table_real_bench()
+    serve = real.serve(None)
+    with (
+        pytest.raises((SystemExit, KeyboardInterrupt)),
+        RealLaboratory(real.identity, real.draft, serve) as laboratory,
+    ):
+        laboratory.run(Autoregressive(), case(), conditions())
+    assert ended == ["run"]
+    assert serve.process is not None
+    assert serve.process.returncode is not None
+    assert signal.getsignal(signal.SIGTERM) is before
+    real.draft.runner.close()
+
+
+def test_a_verifier_that_cannot_start_says_why_and_nothing_is_left() -> None:
+    real = table_real_bench()
+    before = signal.getsignal(signal.SIGTERM)
+    with (
+        pytest.raises(AcespecError, match="No module named no_such_module"),
+        RealLaboratory(real.identity, real.draft, Service(module="no_such_module")),
+    ):
+        pass
+    assert signal.getsignal(signal.SIGTERM) is before
+    real.draft.runner.close()
 
 
 def test_what_cannot_be_run_is_told_before_anything_is_measured(tmp_path: Path, prompts: Path) -> None:

@@ -64,7 +64,7 @@ class RealLaboratory:
         try:
             self._loop.run_until_complete(self._serve.__aenter__())
         except BaseException:
-            self._end()
+            self.__exit__(None, None, None)
             raise
         return self
 
@@ -74,7 +74,8 @@ class RealLaboratory:
         try:
             self._loop.run_until_complete(self._stop())
         finally:
-            self._end()
+            self._loop.close()
+            signal.signal(signal.SIGTERM, self._previous)
 
     def run(self, strategy: Strategy, case: PromptCase, conditions: Conditions) -> RunResult:
         """Run ``strategy`` on ``case`` once, now. Raises ``AcespecError`` for one that cannot run here."""
@@ -136,13 +137,13 @@ class RealLaboratory:
         return self._relays[shape]
 
     async def _stop(self) -> None:
+        interrupted = asyncio.all_tasks() - {asyncio.current_task()}  # by a signal
+        for task in interrupted:
+            task.cancel()
+        await asyncio.gather(*interrupted, return_exceptions=True)
         for relay in self._relays.values():
             await relay.__aexit__()
         await self._serve.__aexit__()
-
-    def _end(self) -> None:
-        self._loop.close()
-        signal.signal(signal.SIGTERM, self._previous)
 
 
 def paced_verifier(target: str, threads: int, pace_forward_ms: float | None) -> Service:
