@@ -19,9 +19,10 @@ from acespec.bench import commands as bench_commands
 from acespec.bench.lab import real_laboratory, real_measuring
 from acespec.bench.lab.acespec_strategies import AceSpec, Autoregressive, DisturbedRunError
 from acespec.bench.lab.baselines import Vanilla
+from acespec.bench.lab.cases import PromptCase
 from acespec.bench.lab.commands import bench
 from acespec.bench.lab.experiment import Point, Scope, points
-from acespec.bench.lab.laboratory import Laboratory
+from acespec.bench.lab.laboratory import Conditions, Laboratory
 from acespec.bench.lab.machine_times import FILE, keep_times, kept_times
 from acespec.bench.lab.real_experiment import (
     Links,
@@ -33,6 +34,7 @@ from acespec.bench.lab.real_experiment import (
 from acespec.bench.lab.real_laboratory import RealLaboratory, relayed_link
 from acespec.bench.lab.results_store import StoredRun
 from acespec.bench.lab.runner import Outcome
+from acespec.bench.lab.strategy import RunResult, Strategy
 from acespec.bench.lab.target_times import measured_points
 from acespec.bench.lab.wall_check import CheckSettings, check, compare, report, show
 from acespec.bench.link import DirectionShape, LinkShape
@@ -48,6 +50,8 @@ from real_world import table_real_bench, table_times
 pytest.importorskip("matplotlib")
 TESTS = Path(__file__).parent
 NAMES = ("autoregressive", "acespec_residual", "acespec_coupled", "auto")
+FRAMING_BYTES = 14
+"""HTTP/2's frame header and gRPC's prefix."""
 PROFILES = table_times().profiles(None)
 
 
@@ -121,6 +125,25 @@ def test_the_command_writes_a_row_for_each_strategy_and_goes_on_where_it_was(
     ]
 
 
+def test_a_text_that_must_be_cloud_onlys_and_is_not_is_an_error(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_right = RealLaboratory.run
+
+    def run_wrong(
+        self: RealLaboratory, strategy: Strategy, case: PromptCase, conditions: Conditions
+    ) -> RunResult:
+        result = run_right(self, strategy, case, conditions)
+        wrong = strategy.name == "acespec_coupled" and case.id == "2"
+        return replace(result, tokens=result.tokens[1:] + result.tokens[:1]) if wrong else result
+
+    monkeypatch.setattr(RealLaboratory, "run", run_wrong)
+    done = run(tmp_path / "out", prompts, "--repeats", "1", "--no-plots", "--strategies", "acespec_coupled")
+    assert isinstance(done.exception, AcespecError)
+    assert str(done.exception).startswith("1 of the texts that must be those of cloud-only decoding")
+    assert [row["same_text"] for row in document(tmp_path / "out")["rows"]] == [1.0, 0.5]
+
+
 @pytest.mark.parametrize(
     "strategy", [Autoregressive(), AceSpec(buckets=(1, 4, 8, 16)), AceSpec(AcceptanceMode.RESIDUAL)]
 )
@@ -162,14 +185,15 @@ def test_a_baseline_is_not_run_for_real(laboratory: RealLaboratory) -> None:
 def test_a_failed_run_leaves_nothing_behind_for_the_next(
     laboratory: RealLaboratory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = conditions(link=relayed_link(0.0, 0.0, 1e6), max_new_tokens=4)
+    asked = conditions(end_tokens=False, link=relayed_link(0.0, 0.0, 1e6), max_new_tokens=100)
     first = laboratory.run(Autoregressive(), case(), asked)
     with pytest.raises(ValueError, match="the prompt is empty"):
         laboratory.run(Autoregressive(), replace(case(), prompt=()), asked)
     with pytest.raises(AcespecError):
         laboratory.run(Autoregressive(), case(*[3] * 300), asked)  # more than the context
     again = laboratory.run(Autoregressive(), case(), asked)
-    assert (again.tokens, again.payload_down) == (first.tokens, first.payload_down)
+    assert (again.tokens, again.messages_down) == (first.tokens, first.messages_down)
+    assert again.wire_down >= again.payload_down + FRAMING_BYTES * again.messages_down  # its own connection's
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

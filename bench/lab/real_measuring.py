@@ -170,6 +170,6 @@ def check_texts(repeats: Repeats) -> None:
     if differing:
         first = differing[0]
         raise AcespecError(
-            f"{len(differing)} texts are not those of cloud-only decoding, which they must be; the first: "
+            f"{len(differing)} of the texts that must be those of cloud-only decoding are not; the first: "
             f"{first.cell.strategy.name} on {first.case.dataset}/{first.case.id}"
         )
