@@ -26,6 +26,11 @@ class ManualClock:
         )  # equal times: the last set goes first
         self.timer_set.set()
 
+    @property
+    def next_timer(self) -> float:
+        """When the next thing is due."""
+        return self._timers[0][0]
+
     def advance_to(self, when: float) -> None:
         while self._timers and self._timers[0][0] <= when:
             self.now, _, callback = heapq.heappop(self._timers)
