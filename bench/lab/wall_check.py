@@ -26,7 +26,7 @@ from acespec.bench.lab.cases import PromptCase
 from acespec.bench.lab.experiment import Experiment, Point, Scope, points
 from acespec.bench.lab.laboratory import Laboratory
 from acespec.bench.lab.machine_times import MachineTimes
-from acespec.bench.lab.measures import THROUGHPUT, TTFT, Measure
+from acespec.bench.lab.measures import MEASURES, THROUGHPUT, TTFT, Measure
 from acespec.bench.lab.measuring import check_failures, run_points
 from acespec.bench.lab.real_experiment import (
     Links,
@@ -42,6 +42,8 @@ from acespec.options import FiniteRange
 
 AIM = 0.15
 """How far the virtual clock's throughput may be from the wall clock's, relative to it."""
+FORWARDS = next(measure for measure in MEASURES if measure.name == "target_forwards_per_token")
+TABLE_WIDTH = 110
 PROMPTS = (
     "Explain to a curious child why the sky is blue during the day and red at sunset.",
     "Write a short story about a lighthouse keeper who finds a message in a bottle.",
@@ -53,7 +55,7 @@ class CheckSettings:
     """What is run both ways."""
 
     prompts: tuple[str, ...] = PROMPTS
-    max_new_tokens: int = 48
+    max_new_tokens: int = 64
     repeats: int = 3
     links: Links = field(default_factory=Links)
     paced: bool = True
@@ -69,6 +71,9 @@ class Compared:
     virtual_tokens_per_s: float
     wall_ttft_ms: float
     virtual_ttft_ms: float
+    wall_forwards_per_token: float
+    virtual_forwards_per_token: float
+    """Where these are equal, times differ; where they are not, so do the chains that were drafted."""
     difference: float
     """Virtual over wall throughput, minus 1."""
     equal_texts: float | None
@@ -127,6 +132,8 @@ def compare(strategy: str, rtt_ms: float, wall: Sequence[Outcome], virtual: Sequ
         virtual_speed,
         _measured(TTFT, by_wall),
         _measured(TTFT, by_virtual),
+        _measured(FORWARDS, by_wall),
+        _measured(FORWARDS, by_virtual),
         difference=virtual_speed / wall_speed - 1.0,
         equal_texts=sum(equal) / len(equal) if equal else None,
     )
@@ -150,8 +157,9 @@ def show(compared: Sequence[Compared], console: Console) -> None:
     """The comparison as a table."""
     table = ScreenTable(title="Wall clock against virtual clock")
     table.add_column("strategy", no_wrap=True)
-    for name in ("RTT", "wall tok/s", "virtual", "differ", "wall TTFT", "virtual", "same text"):
-        table.add_column(name, justify="right")
+    for name in ("RTT ms", "tokens/s", "virtual", "difference", "TTFT ms", "virtual", "forwards", "virtual"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("same text", justify="right")
     for entry in compared:
         table.add_row(
             entry.strategy,
@@ -161,6 +169,8 @@ def show(compared: Sequence[Compared], console: Console) -> None:
             f"{entry.difference:+.1%}",
             f"{entry.wall_ttft_ms:.0f}",
             f"{entry.virtual_ttft_ms:.0f}",
+            f"{entry.wall_forwards_per_token:.3f}",
+            f"{entry.virtual_forwards_per_token:.3f}",
             "-" if entry.equal_texts is None else f"{entry.equal_texts:.0%}",
         )
     console.print(table)
@@ -194,13 +204,13 @@ def _measured(measure: Measure, outcomes: Sequence[Outcome]) -> float:
 
 @click.command()
 @click.option("--rtt", "rtts", type=ListOf(FiniteRange(min=0.0)), default="50", show_default=True)
-@click.option("--max-new-tokens", type=click.IntRange(1), default=48, show_default=True)
+@click.option("--max-new-tokens", type=click.IntRange(1), default=64, show_default=True)
 @click.option("--prompts", type=click.IntRange(1, len(PROMPTS)), default=len(PROMPTS), show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--no-pace", is_flag=True, help="Let the verifier run as fast as this machine does.")
 def main(rtts: tuple[float, ...], max_new_tokens: int, prompts: int, repeats: int, no_pace: bool) -> None:
     """Compare the wall clock with the virtual clock."""
-    console = Console(stderr=True, highlight=False, markup=False)
+    console = Console(stderr=True, highlight=False, markup=False, width=TABLE_WIDTH)
     settings = CheckSettings(PROMPTS[:prompts], max_new_tokens, repeats, Links(rtts), not no_pace)
     try:
         real = demo_real_bench(console.print)
