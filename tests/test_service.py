@@ -1,131 +1,56 @@
-"""The verifier over real gRPC on the loopback: sessions side by side, broken clients, limits, health."""
+"""The verifier over real gRPC on the loopback: sessions side by side, broken clients, limits."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import signal
-import socket
 import struct
-import threading
-from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 import grpc
 import grpc.aio
-import numpy as np
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from numpy.typing import NDArray
 
 from acespec.cloud_verifier.authentication import Presented
-from acespec.cloud_verifier.engine import Feed, TargetEngine
 from acespec.cloud_verifier.limits import Limits
 from acespec.cloud_verifier.observer import Observer
 from acespec.cloud_verifier.security import Security
-from acespec.cloud_verifier.server import VerifierServer, serve_until_signal
-from acespec.cloud_verifier.server_options import ServerOptions, channel_options
-from acespec.cloud_verifier.service import SERVICE_NAME
+from acespec.cloud_verifier.server import VerifierServer
+from acespec.cloud_verifier.server_options import channel_options
 from acespec.cloud_verifier.tenants import Quota, Tenant
 from acespec.cloud_verifier.verifier import Verifier
 from acespec.compute import ThreadRunner
 from acespec.edge_runtime.channel_security import ChannelSecurity
 from acespec.edge_runtime.grpc_transport import LinkSettings, VerifierChannel
-from acespec.errors import AcespecError
 from acespec.wire import (
     Codec,
     Decode,
     ErrorCode,
     PrefixCheck,
     Reset,
-    ResetReason,
     Resume,
     SessionError,
     TokenVerdict,
 )
-from fake_draft import hashed_table
 from fake_target import TableTargetEngine
 from raw_http2 import DATA, PREFACE, SETTINGS, RawConnection, frame, grpc_message, open_stream
-from verifier_client import VerifierClient, all_answers, decoded_text, open_request, refused
+from served_table import (
+    FREE_PORT,
+    NO_RESUMING,
+    TABLE,
+    VOCAB,
+    AnnouncingEngine,
+    client_of,
+    engine,
+    event_of,
+    running,
+)
+from verifier_client import VerifierClient, decoded_text, open_request, refused
 
-VOCAB = 16
 INITIAL_WINDOW_SIZE = 0x4
 """HTTP/2's setting: bytes that may be under way to the client in a stream."""
-TABLE = hashed_table(VOCAB, salt=3)
-FREE_PORT = ServerOptions(port=0)
-NO_RESUMING = Limits(resume_ttl_s=0.0)
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-@contextlib.asynccontextmanager
-async def running(
-    engine: TargetEngine,
-    options: ServerOptions = FREE_PORT,
-    limits: Limits | None = None,
-    observer: Observer | None = None,
-) -> AsyncIterator[tuple[VerifierServer, str]]:
-    """A server and its address."""
-    runner = ThreadRunner("target")
-    server = VerifierServer(Verifier(engine, runner, limits, observer), options, observer=observer)
-    address = await server.start()
-    try:
-        yield server, address
-    finally:
-        await server.stop(0.0)
-        runner.close()
-
-
-@contextlib.asynccontextmanager
-async def client_of(
-    address: str, engine: TargetEngine, prompt: list[int], **changes: object
-) -> AsyncIterator[VerifierClient]:
-    """A session on a connection of its own, begun."""
-    async with VerifierChannel(address) as channel:
-        client = VerifierClient(channel.session(), open_request(engine, prompt, **changes))
-        with contextlib.suppress(SessionError):  # who is refused at once reads why
-            await client.begin()
-        yield client
-        await client.link.close()
-
-
-async def health(address: str, service: str = SERVICE_NAME) -> int:
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
-
-
-def engine() -> TableTargetEngine:
-    return TableTargetEngine(TABLE, VOCAB)
-
-
-class AnnouncingEngine(TableTargetEngine):
-    """Tells of every forward, and makes it wait while the gate is shut."""
-
-    def __init__(self) -> None:
-        super().__init__(TABLE, VOCAB)
-        self.gate = threading.Event()
-        self.gate.set()
-        self.on_forward: Callable[[], None] = lambda: None
-        self.on_close: Callable[[], None] = lambda: None
-
-    def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
-        if any(feed.num_logits for feed in feeds):
-            self.on_forward()
-            assert self.gate.wait(30.0)
-        return super().step(feeds)
-
-    def close(self, sequence: int) -> None:
-        super().close(sequence)
-        self.on_close()
-
-
-def event_of(loop: asyncio.AbstractEventLoop) -> tuple[asyncio.Event, Callable[[], None]]:
-    """An event, and a function any thread may call to set it."""
-    event = asyncio.Event()
-    return event, lambda: loop.call_soon_threadsafe(event.set)
 
 
 async def test_sessions_at_once_each_get_their_own_text() -> None:
@@ -336,130 +261,3 @@ async def test_a_tenant_that_takes_all_streams_it_may_leaves_the_others_theirs()
         assert len(await modest.decode(2)) == 2
     await server.stop(0.0)
     runner.close()
-
-
-async def test_health_is_told_until_the_server_stops() -> None:
-    target = AnnouncingEngine()
-    entered, target.on_forward = event_of(asyncio.get_running_loop())
-    async with running(target) as (server, address):
-        assert await health(address) == SERVING
-        assert await health(address, "") == SERVING
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await health(address, "another.Service")
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        async with client_of(address, target, [1]) as client, grpc.aio.insecure_channel(address) as channel:
-            watch = health_pb2_grpc.HealthStub(channel).Watch(
-                health_pb2.HealthCheckRequest(service=SERVICE_NAME)
-            )
-            assert (await watch.read()).status == SERVING
-            target.gate.clear()
-            await client.send(client.next_round([2, 3]))
-            await entered.wait()
-            stopping = asyncio.create_task(server.stop(30.0))
-            assert (await watch.read()).status == NOT_SERVING
-            watch.cancel()
-            target.gate.set()
-            assert isinstance(await client.receive(), TokenVerdict), "a round under way is answered"
-            assert await client.receive() == Reset(0, ResetReason.SHUTTING_DOWN)
-            with pytest.raises(SessionError, match="shutting down"):
-                await client.receive()
-        await stopping
-
-
-async def test_a_stop_without_grace_ends_sessions_and_frees_them() -> None:
-    target = AnnouncingEngine()
-    entered, target.on_forward = event_of(asyncio.get_running_loop())
-    async with (
-        running(target) as (server, address),
-        client_of(address, target, [1]) as idle,
-        client_of(address, target, [1]) as busy,
-    ):
-        await idle.decode(1)
-        target.gate.clear()
-        entered.clear()
-        await busy.send(busy.next_decode(20))
-        await entered.wait()
-        stopping = asyncio.create_task(server.stop(0.0))
-        for client in (idle, busy):
-            with pytest.raises(SessionError, match="shutting down"):
-                await all_answers(client)
-        assert not stopping.done(), "a forward runs still"
-        target.gate.set()
-        await stopping
-        assert target.sequences == {}
-
-
-async def test_a_signal_stops_the_server_and_a_second_one_cuts_draining_short() -> None:
-    target = AnnouncingEngine()
-    entered, target.on_forward = event_of(asyncio.get_running_loop())
-    runner = ThreadRunner("target")
-    ready: asyncio.Queue[str] = asyncio.Queue()
-    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    server = VerifierServer(Verifier(target, runner), FREE_PORT)
-    serving = asyncio.create_task(serve_until_signal(server, signals, 3600.0, ready.put_nowait))
-    address = await ready.get()
-    async with client_of(address, target, [1]) as client, grpc.aio.insecure_channel(address) as channel:
-        target.gate.clear()
-        await client.send(client.next_round([2, 3]))
-        await entered.wait()
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
-        assert (await watch.read()).status == SERVING
-        signals.put_nowait(signal.SIGINT)
-        assert (await watch.read()).status == NOT_SERVING
-        assert not serving.done(), "the round may still be answered"
-        signals.put_nowait(signal.SIGTERM)
-        with pytest.raises(SessionError, match="shutting down"):
-            await all_answers(client)
-        target.gate.set()
-        await serving
-    assert target.sequences == {}
-    runner.close()
-
-
-async def test_a_signal_before_the_server_stands_stops_it_in_order() -> None:
-    runner = ThreadRunner("target")
-    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    signals.put_nowait(signal.SIGINT)
-    ready: list[str] = []
-    await serve_until_signal(
-        VerifierServer(Verifier(engine(), runner), FREE_PORT), signals, 3600.0, ready.append
-    )
-    assert len(ready) == 1
-    runner.close()
-
-
-async def test_a_taken_port_is_one_line() -> None:
-    target = engine()
-    async with running(target) as (_, address):
-        taken = replace(FREE_PORT, port=int(address.rpartition(":")[2]))
-        with pytest.raises(AcespecError, match=f"cannot listen on 127.0.0.1 port {taken.port}"):
-            await VerifierServer(Verifier(target, ThreadRunner("other")), taken).start()
-
-
-async def test_ipv6_addresses_are_written_with_brackets() -> None:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("no IPv6 loopback here")
-    target = engine()
-    async with running(target, replace(FREE_PORT, host="::1")) as (_, address):
-        assert address.startswith("[::1]:")
-        assert await health(address) == SERVING
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"port": 65536},
-        {"port": -1},
-        {"max_streams": 0},
-        {"max_connections": 0},
-        {"connection_idle_s": 0.0},
-        {"handshake_timeout_s": -1.0},
-        {"keepalive_s": float("nan")},
-        {"drain_timeout_s": -0.1},
-    ],
-)
-def test_options_out_of_range(changes: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(changes))):
-        ServerOptions(**changes)  # type: ignore[arg-type]
