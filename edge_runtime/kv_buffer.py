@@ -15,10 +15,11 @@ class KvBuffer(UsedRows):
     them in place.
 
     Whole rows, for the portable graph: a tensor is ``[1 + max_rows, KVH, D]``, and the rows in use are one
-    contiguous piece of it. Before the first lies a row of zeros, so that a past is never empty: on none, ONNX
-    Runtime 1.23 divides by zero. The engine masks it.
+    contiguous piece of it. By head, for graphs that write new rows in place: ``[KVH, 1 + max_rows, D]``.
 
-    By head, for graphs that write new rows in place: a tensor is ``[KVH, max_rows, D]``.
+    Before the first lies a row of zeros, which the engine masks, so that a past is never empty: on none, ONNX
+    Runtime 1.23 divides by zero, and its attention operator takes a step for a text's first, whose tokens
+    stand at positions 0, 1, ... whatever it is told.
     """
 
     def __init__(
@@ -35,13 +36,13 @@ class KvBuffer(UsedRows):
         self.storage: NDArray[Any]
         """[2 * layers, max_rows, KVH, D], a view in either layout."""
         if by_head:
-            memory = np.zeros((num_tensors, heads, max_rows, head_dim), dtype)
-            self.storage = memory.swapaxes(1, 2)
+            memory = np.zeros((num_tensors, heads, 1 + max_rows, head_dim), dtype)
+            self.storage = memory.swapaxes(1, 2)[:, 1:]
         else:
             memory = np.zeros((num_tensors, 1 + max_rows, heads, head_dim), dtype)
             self.storage = memory[:, 1:]
         self.addresses = [memory.ctypes.data + index * memory.strides[0] for index in range(num_tensors)]
-        """Where each tensor begins (whole rows: with its row of zeros); for engines that bind raw memory."""
+        """Where each tensor begins, with its row of zeros; for engines that bind raw memory."""
         self.row_bytes = heads * head_dim * memory.itemsize
 
     def place(self, rows: NDArray[Any]) -> None:

@@ -40,7 +40,8 @@ class OnnxRuntimeEngine:
         graph: GraphName | None = None,
         spin: bool = False,
     ) -> None:
-        """``tree_rows`` is room beyond ``max_context`` rows; ``max_context`` lowers the bundle's.
+        """``tree_rows`` is room beyond ``max_context`` rows, if the graph has as much; ``max_context``
+        lowers the bundle's.
 
         ``provider`` is one of `PROVIDERS` or ``auto``; ``graph`` is chosen by it unless given; the others are
         `SessionSettings`. Raises `EngineError` when the graph does not load or is not what the manifest says,
@@ -56,6 +57,8 @@ class OnnxRuntimeEngine:
         self._prefill_width = variant.prefill.width if variant.prefill else self._buckets[-1]
         self._max_context = min(manifest.max_context, max_context or manifest.max_context)
         self._max_rows = self._max_context + tree_rows
+        if variant.name == "ort" and variant.rows is not None:
+            self._max_rows = min(self._max_rows, variant.rows)
         self._vocab_size = manifest.vocab_size
         runs_on = SessionSettings(self.provider, threads, spin, accuracy_level)
         self._files = open_files(bundle, variant, runs_on)
@@ -137,8 +140,8 @@ class OnnxRuntimeEngine:
 
         self._inputs.write(tokens, positions, width)
         binding = self._binding(file, width, num_logits)
-        row_positions = np.concatenate([self._rows.buffer.positions[:past], positions])
-        self._inputs.bind_masks(binding, self._rows.columns(width), width, mask, row_positions)
+        past_positions = self._rows.buffer.positions[:past]
+        self._inputs.bind_masks(binding, self._rows.columns(width), width, mask, past_positions, positions)
         self._rows.bind_past(binding)
         if self.provider == "cpu":
             file.run(binding)

@@ -28,6 +28,7 @@ class StepInputs:
         self._masks: list[tuple[str, int | None, NDArray[Any]]] = [
             (mask.name, mask.window, np.zeros(most, FLOAT_TYPES[types[mask.name]])) for mask in variant.masks
         ]
+        self._has_windows = any(mask.window is not None for mask in variant.masks)
 
     def bind(self, binding: ort.IOBinding, width: int, num_logits: int) -> None:
         """Bind all but the masks for steps ``width`` wide that want one token's logits or the first few's."""
@@ -50,13 +51,16 @@ class StepInputs:
         columns: MaskColumns,
         width: int,
         allowed: NDArray[np.bool_],
+        past_positions: NDArray[np.int64],
         positions: NDArray[np.int64],
     ) -> None:
         """Write and bind the masks, one for each kind of layer.
 
-        ``allowed`` ``[n, past + n]`` says which rows each token may attend to, ``positions`` ``[past + n]``
-        at which position each stands.
+        ``allowed`` ``[n, past + n]`` says which rows each token may attend to, ``past_positions`` ``[past]``
+        and ``positions`` ``[n]`` at which position each stands.
         """
+        if self._has_windows:
+            positions = np.concatenate([past_positions, positions])  # others do not look at them
         for name, window, memory in self._masks:
             additive = memory[: width * columns.total].reshape(width, columns.total)
             if columns.past:

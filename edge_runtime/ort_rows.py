@@ -76,7 +76,8 @@ class RowTensors:
 class InPlaceRows:
     """Rows by head, which the ort graph reads and writes where they are: `[1, KVH, R, D]`.
 
-    Past and present are the same memory in every step; only their number changes.
+    Past and present are the same memory in every step; only their number changes. The row of zeros before
+    the first counts as one of the past.
     """
 
     def __init__(self, tensors: RowTensors, max_rows: int) -> None:
@@ -86,11 +87,11 @@ class InPlaceRows:
 
     def columns(self, width: int) -> MaskColumns:
         num_rows = self.buffer.num_rows
-        return MaskColumns(past=0, new=num_rows, total=num_rows + width)
+        return MaskColumns(past=1, new=1 + num_rows, total=1 + num_rows + width)
 
     def bind(self, binding: ort.IOBinding, width: int) -> None:  # noqa: ARG002 - the same for all widths
         heads, head_dim = self._tensors.row_shape
-        shape, dtype = (1, heads, self.buffer.max_rows, head_dim), self._tensors.dtype.type
+        shape, dtype = (1, heads, 1 + self.buffer.max_rows, head_dim), self._tensors.dtype.type
         binding.bind_input("past_length", "cpu", 0, np.int32, (1,), self._past_length.ctypes.data)
         names = zip(self._tensors.past, self._tensors.new, self.buffer.addresses, strict=True)
         for past, present, address in names:
@@ -98,7 +99,7 @@ class InPlaceRows:
             binding.bind_output(present, "cpu", 0, dtype, shape, address)
 
     def bind_past(self, binding: ort.IOBinding) -> None:  # noqa: ARG002 - it reads what is bound already
-        self._past_length[0] = self.buffer.num_rows
+        self._past_length[0] = 1 + self.buffer.num_rows
 
     def append(self, width: int, positions: NDArray[np.int64]) -> None:  # noqa: ARG002 - they lie there
         self.buffer.append(positions)

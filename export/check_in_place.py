@@ -19,7 +19,7 @@ class InPlaceRunner:
     """Runs an ort or native graph step by step over buffers of rows that it updates, as a runtime does.
 
     Buffers that may be of any size hold one row more than the probe. Rows nobody has written are not zero:
-    a graph that reads them computes something else.
+    a graph that reads them computes something else. Nor is the row that an ort graph's past begins with.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class InPlaceRunner:
         self.step_seconds: list[tuple[int, float]] = []
         """Width and time of every step so far."""
         self._variant = variant
+        self._lead = 1 if variant.name == "ort" else 0
         types = {spec.name: spec.type for spec in self._session.get_inputs()}
         self._dtype = np.float16 if types["past_key.0"] == "tensor(float16)" else np.float32
 
@@ -54,7 +55,8 @@ class InPlaceRunner:
         return joined(steps)
 
     def _rows(self, probe: Probe) -> int:
-        return self._variant.rows or probe.count + 1
+        rows = self._variant.rows if self._variant.name == "native" else None
+        return rows or self._lead + probe.count + 1
 
     def _step(
         self, probe: Probe, first: int, end: int, buffers: dict[str, NDArray[Any]]
@@ -63,10 +65,10 @@ class InPlaceRunner:
             "input_ids": probe.tokens[None, first:end].copy(),
             "position_ids": probe.positions[None, first:end].copy(),
             "logit_rows": np.arange(end - first),
-            "past_length": np.array([first], np.int32),
+            "past_length": np.array([self._lead + first], np.int32),
         }
         for mask in self._variant.masks:
-            seen = probe.seen(mask.window)[first:end, :end]
+            seen = np.pad(probe.seen(mask.window)[first:end, :end], ((0, 0), (self._lead, 0)))
             if self._variant.name == "native":  # a column for each row of the buffer
                 seen = np.pad(seen, ((0, 0), (0, self._rows(probe) - end)))
             step[mask.name] = np.where(seen, 0, MASKED)[None, None].astype(self._dtype)

@@ -13,6 +13,7 @@ from acespec.export.graph_patterns import CONTRIB, remove_unused, take_over
 from acespec.export.integer_products import round_activations
 from acespec.export.layouts import cancel_layouts, to_heads, to_rows
 from acespec.export.merge_products import merge_products
+from acespec.export.ort_attention import rotate_inside
 from acespec.export.ort_norms import fuse_norms
 from acespec.export.ort_rotary import fuse_rotations
 from acespec.models.exportable import DecoderShape
@@ -21,14 +22,18 @@ NO_SINK = -1e30
 """Far below every score, those of masked rows included."""
 
 
-def lower_ort(model: onnx_ir.Model, shape: DecoderShape, rounds_activations: bool = False) -> None:
+def lower_ort(
+    model: onnx_ir.Model, shape: DecoderShape, context: int, rows: int, rounds_activations: bool = False
+) -> None:
     """Write ``model`` with ONNX Runtime's operators, in place: attention always, the rest where recognised.
 
     Adds inputs ``past_length`` ``[1]`` int32 and ``past_key.i``, ``past_value.i`` ``[1, KVH, R, D]``, and
     outputs ``present_key.i``, ``present_value.i`` that must be bound to the same memory: the operator then
     writes the N new rows behind the first ``past_length`` and reads no others, so that a step costs what the
     rows in use cost. A token's row must come after the rows it may attend to. Masks have T = ``past_length``
-    + N columns; the operator's own window counts rows, not positions, and is never used.
+    + N columns; the operator's own window counts rows, not positions, and is never used. Positions are below
+    ``context`` and a buffer has at most ``rows``, for where the operator rotates, its tables end there. The
+    past begins with a row that masks hide: without one the operator takes no notice of positions.
 
     With ``rounds_activations``, products with eight-bit weights become products of integers
     (`integer_products`). Raises `ExportError` unless the graph computes in float32.
@@ -49,9 +54,11 @@ def lower_ort(model: onnx_ir.Model, shape: DecoderShape, rounds_activations: boo
     fuse_norms(graph)
     remove_unused(graph)
     merge_products(graph)
+    model.opset_imports[CONTRIB] = 1
+    if shape.head_dim % 16 == 0:  # others it refuses to rotate
+        rotate_inside(graph, model.opset_imports, context, rows)
     if rounds_activations:
         round_activations(graph)
-    model.opset_imports[CONTRIB] = 1
 
 
 def _require_float32(node: onnx_ir.Node) -> None:

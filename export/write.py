@@ -140,7 +140,13 @@ def _write(
         for_tensorrt = read_by_tensorrt(options.quantization, options.graph)
         quantize_graph(traced, matrices, for_tensorrt=for_tensorrt)
     if options.graph == "ort":
-        lower_ort(traced, decoder.shape, rounds_activations)
+        lower_ort(
+            traced,
+            decoder.shape,
+            options.context,
+            options.context + options.tree_rows + 1,
+            rounds_activations,
+        )
     elif options.graph == "native":
         lower_native(traced, decoder.shape, options.context + options.tree_rows)
     else:
@@ -219,13 +225,12 @@ def describe(
         prefill = f"{file.stem}.prefill{options.prefill_chunk}.onnx"
     else:
         files, prefill = dict.fromkeys(options.buckets, file.name), file.name
-    has_fixed_rows = options.graph != "ort"
     return GraphVariant(
         name=options.graph,
         opset=model.opset_imports[""],
         bucket_files=files,
         prefill=PrefillGraph(width=options.prefill_chunk, file=prefill),
-        rows=options.context + options.tree_rows if has_fixed_rows else None,
+        rows=options.context + options.tree_rows,
         masks=decoder.masks,
         inputs=tuple(map(tensor_spec, model.graph.inputs)),
         outputs=tuple(map(tensor_spec, model.graph.outputs)),

@@ -22,7 +22,7 @@ from acespec.errors import AcespecError
 from acespec.models.files import sha256_of
 from acespec.models.latency import LatencyProfile
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST_FILE = "manifest.json"
 WIDEST_BUCKET = 1024
 """Tokens a step may have at most."""
@@ -129,7 +129,8 @@ class GraphVariant(Sealed):
     | -> `present_key.i`, ... (ort, native) | as the past, and bound to its memory: new rows in place   |
 
     N tokens in a step, S rows before it, R rows in the buffer, of which rows from S on may hold anything; T =
-    S + N (portable, ort) or R (native). In the ort graph a token's row must come after the rows it sees.
+    S + N (portable, ort) or R (native). In the ort graph a token's row must come after the rows it sees, and
+    the past begins with a row that masks hide: ``past_length`` is never 0.
     """
 
     name: GraphName
@@ -139,7 +140,8 @@ class GraphVariant(Sealed):
     """Bucket width -> graph file. One file for all, or one a bucket with fixed shapes."""
     prefill: PrefillGraph | None = None
     rows: Width | None = None
-    """Rows of the key/value buffer that graphs with fixed shapes are made for; None where it varies."""
+    """Rows of the key/value buffer: what graphs with fixed shapes are made for, and the most an ort graph's
+    tables of positions serve."""
     masks: tuple[AttentionMask, ...] = Field(min_length=1)
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

@@ -101,14 +101,15 @@ def test_the_rows_of_a_tensor_lie_in_one_piece_behind_a_row_of_zeros() -> None:
         np.testing.assert_array_equal(raw[row_size:], buffer.storage[tensor, :5].ravel())
 
 
-def test_the_rows_of_a_head_lie_in_one_piece() -> None:
+def test_the_rows_of_a_head_lie_in_one_piece_behind_one_of_zeros() -> None:
     buffer = filled(5, by_head=True)
     heads, head_dim = ROW_SHAPE
     for tensor, address in enumerate(buffer.addresses):
-        raw = np.array((ctypes.c_float * (heads * MAX_ROWS * head_dim)).from_address(address))
-        by_head = raw.reshape(heads, MAX_ROWS, head_dim)
-        np.testing.assert_array_equal(by_head[:, :5].swapaxes(0, 1), buffer.storage[tensor, :5])
-        assert not by_head[:, 5:].any()
+        raw = np.array((ctypes.c_float * (heads * (1 + MAX_ROWS) * head_dim)).from_address(address))
+        by_head = raw.reshape(heads, 1 + MAX_ROWS, head_dim)
+        assert not by_head[:, 0].any()
+        np.testing.assert_array_equal(by_head[:, 1:6].swapaxes(0, 1), buffer.storage[tensor, :5])
+        assert not by_head[:, 6:].any()
 
 
 def test_rows_are_of_the_type_asked_for() -> None:

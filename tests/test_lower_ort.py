@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from acespec.export.check import torch_logits
 from acespec.export.check_in_place import InPlaceRunner
@@ -21,11 +23,20 @@ from acespec.export.write import describe
 from acespec.models.exportable import ExportableDecoder
 from acespec.models.manifest import GraphVariant, Quantization
 from acespec.models.probe import Probe, branching_probe
-from tiny_target import MAX_CONTEXT, tiny_model
+from tiny_target import MAX_CONTEXT, SHAPE, tiny_model
 
 VOCAB = 257
+ROWS = MAX_CONTEXT + 41
 WEIGHTS_ONLY = Quantization(bits=4, block=32, symmetric=False, head_bits=8)
 INTEGERS = Quantization(bits=8, block=None, symmetric=True, head_bits=8, activation_bits=8)
+
+
+def model_of(architecture: str) -> PreTrainedModel:
+    """A tiny model; ``wide`` is a Llama whose heads are wide enough for the attention to rotate."""
+    if architecture != "wide":
+        return tiny_model(architecture)
+    torch.manual_seed(7)
+    return LlamaForCausalLM(LlamaConfig(**SHAPE, head_dim=16)).eval()
 
 
 class Lowered:
@@ -34,14 +45,14 @@ class Lowered:
     def __init__(
         self, folder: Path, architecture: str = "llama", quantization: Quantization | None = None
     ) -> None:
-        self.model = tiny_model(architecture)
+        self.model = model_of(architecture)
         self.decoder = ExportableDecoder(self.model, VOCAB, MAX_CONTEXT)
         use_matrix_products(self.decoder)
         self.matrices = {} if quantization is None else quantize_decoder(self.decoder, quantization)
         self.graph = trace_graph(self.decoder)
         quantize_graph(self.graph, self.matrices)
         rounds = quantization is not None and quantization.activation_bits is not None
-        lower_ort(self.graph, self.decoder.shape, rounds)
+        lower_ort(self.graph, self.decoder.shape, MAX_CONTEXT, ROWS, rounds)
         del self.graph.opset_imports[ATTENTION_DOMAIN]
         self.file = folder / "ort.onnx"
         save_graph(self.graph, self.file)
@@ -61,7 +72,7 @@ def tree(count: int = 24) -> Probe:
     return branching_probe(np.random.default_rng(5).integers(0, VOCAB, count))
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "mistral"])
+@pytest.fixture(scope="module", params=["llama", "wide", "qwen3", "mistral"])
 def lowered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lowered:
     return Lowered(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -75,17 +86,33 @@ def test_a_tree_has_pytorchs_logits_however_it_is_cut_into_steps(
 
 
 def test_every_layer_is_fused(lowered: Lowered) -> None:
-    """Two layers: attention, two rotations, and all normalisations; nothing is transposed on its way."""
+    """Two layers: attention, its rotations, and all normalisations; nothing is transposed on its way.
+
+    Only heads of a multiple of 16 numbers, as Qwen3's are here, are rotated by the attention itself.
+    """
     operators = lowered.operators
     assert operators["GroupQueryAttention"] == 2
-    assert operators["RotaryEmbedding"] == 4
+    rotates_inside = lowered.decoder.shape.head_dim % 16 == 0
+    assert operators["RotaryEmbedding"] == (0 if rotates_inside else 4)
     # Before each half of a layer and before the head; Qwen3 normalises queries and keys too.
     norms = operators["SimplifiedLayerNormalization"] + operators["SkipSimplifiedLayerNormalization"]
     assert norms == (9 if type(lowered.model).__name__.startswith("Qwen3") else 5)
     assert operators["SkipSimplifiedLayerNormalization"] == 4
     assert operators["MatMul"] == 2 * 4 + 1
     assert not {"Transpose", "Pow", "Sqrt", "Neg"} & operators.keys()
-    assert operators["Concat"] == 1  # the rotation's frequencies
+    assert operators["Concat"] == (0 if rotates_inside else 1)  # the rotation's frequencies
+
+
+def test_attention_that_rotates_takes_what_was_multiplied_as_one(lowered: Lowered) -> None:
+    """Unless queries and keys are normalised in between, as Qwen3's are."""
+    nodes = [node for node in lowered.graph.graph if node.op_type == "GroupQueryAttention"]
+    rotates = lowered.decoder.shape.head_dim % 16 == 0
+    is_qwen = type(lowered.model).__name__.startswith("Qwen3")
+    assert all(("do_rotary" in node.attributes) == rotates for node in nodes)
+    assert all((node.inputs[1] is None) == (rotates and not is_qwen) for node in nodes)
+    assert lowered.operators["Split"] == (
+        2 if rotates and not is_qwen else 4
+    )  # gate and up; queries, keys, values
 
 
 def test_the_interface_is_the_manifests(lowered: Lowered) -> None:

@@ -123,7 +123,7 @@ def test_a_folder_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda raw: raw.update(format_version=3), "format version 3, this program reads 2"),
+        (lambda raw: raw.update(format_version=2), "format version 2, this program reads 3"),
         (lambda raw: raw.pop("format_version"), "format version None"),
         (lambda raw: raw.update(colour="red"), "invalid at colour"),
         (lambda raw: raw.pop("head_dim"), "invalid at head_dim"),
