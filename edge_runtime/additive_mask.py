@@ -21,12 +21,16 @@ def write_additive_mask(
 
     ``allowed`` ``[n, past + n]`` says which rows each token may attend to and ``positions`` ``[past + n]`` at
     which position each stands. The past's columns begin at 0, the step's own at ``new_column``. With a
-    ``window``, a token sees only the last ``window`` positions up to its own, wherever their rows lie.
+    ``window``, a token sees only the last ``window`` positions up to its own, wherever their rows lie;
+    without, positions are not looked at.
     """
     count, total = allowed.shape
     past = total - count
     if window is not None:
         allowed = allowed & (positions > positions[past:, None] - window)
     target.fill(MASKED)
+    if new_column == past:
+        np.copyto(target[:count, :total], 0, where=allowed)
+        return
     np.copyto(target[:count, :past], 0, where=allowed[:, :past])
     np.copyto(target[:count, new_column : new_column + count], 0, where=allowed[:, past:])
