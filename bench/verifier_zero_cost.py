@@ -62,5 +62,8 @@ class ZeroCostEngine:
     def rollback(self, sequence: int, length: int) -> None:
         """Nothing is held."""
 
+    def keep(self, sequence: int, length: int, rows: Sequence[int]) -> None:
+        """Nothing is held."""
+
     def close(self, sequence: int) -> None:
         """Nothing is held."""

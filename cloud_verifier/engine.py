@@ -40,6 +40,12 @@ class Feed:
     """Tokens that follow what the sequence holds."""
     num_logits: int
     """For how many of the last tokens logits are wanted, 0..n: none for a prefill, all to check a chain."""
+    parents: NDArray[np.int64] | None = None  # [n]
+    """Index in the feed of the token each one follows, an earlier one; -1: what the sequence holds.
+
+    None: each follows the one before. A token attends to what the sequence holds and to its ancestors in the
+    feed, and its position is the sequence's length plus the number of its ancestors.
+    """
 
 
 class KvPoolFullError(AcespecError):
@@ -57,8 +63,9 @@ class TargetLogits(Protocol):
 class TargetEngine(Protocol):
     """A target model holding the keys and values of many sequences.
 
-    A sequence holds the tokens fed to it so far; ``rollback`` shortens it. ``step`` and ``rollback`` are
-    synchronous and made one at a time, from one thread. ``open`` and ``close`` only keep books: they may be
+    A sequence holds the tokens fed to it so far; ``rollback`` shortens it, and ``keep`` chooses a branch of
+    what was fed as a tree. ``step``, ``rollback`` and ``keep`` are synchronous and made one at a time, from
+    one thread. ``open`` and ``close`` only keep books: they may be
     called from another thread while a step of other sequences runs.
     """
 
@@ -67,6 +74,8 @@ class TargetEngine(Protocol):
 
     def open(self, max_tokens: int) -> int:
         """Begin an empty sequence that will hold at most ``max_tokens`` tokens, and return its handle.
+
+        All tokens of a tree count, if only until ``keep``. No token's position may reach the context's end.
 
         Room for all of them is set aside, so that a step never fails for want of it. Raises
         ``KvPoolFullError`` if there is none; handles are never used again.
@@ -77,11 +86,19 @@ class TargetEngine(Protocol):
 
         Returns for each feed logits ``[num_logits, vocab_size]``: a token's row predicts what follows it.
         It depends on its own sequence alone, whatever else is in the step, up to rounding. If ``step``
-        raises, every sequence holds what it held before.
+        raises, every sequence holds what it held before. A sequence that was fed branches is fed again only
+        after ``keep`` or ``rollback`` has made a text of it.
         """
 
     def rollback(self, sequence: int, length: int) -> None:
         """Keep the first ``length`` tokens of the sequence, 0 <= length <= what it holds."""
+
+    def keep(self, sequence: int, length: int, rows: Sequence[int]) -> None:
+        """Keep the first ``length`` tokens of the sequence, and behind them those at ``rows``.
+
+        ``rows`` are ascending indexes of held tokens, none below ``length``; what is kept must be a text,
+        each token following the one before it. Nothing is computed again. ``rollback`` is this without rows.
+        """
 
     def close(self, sequence: int) -> None:
         """Free the sequence and the room set aside for it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from acespec.cloud_verifier.engine import KvPoolFullError
 from acespec.cloud_verifier.page_pool import PagePool, Pages
+from acespec.cloud_verifier.token_tree import is_path
 from acespec.errors import AcespecError
 
 PAGE_TOKENS = 64
@@ -45,6 +46,33 @@ class HeldSequence:
     max_tokens: int
     length: int = 0
     """Tokens held; rows beyond are left over from a rollback or from other sequences, and mean nothing."""
+    parents: NDArray[np.int64] | None = None
+    """``Feed.parents`` of the last feed, where it was no chain and none of its branches is chosen yet."""
+    astray: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Places of the last tokens, ascending, that were kept and still stand further back than they should."""
+
+    def feed(self, count: int, parents: NDArray[np.int64] | None) -> None:
+        """Hold ``count`` tokens more, whose rows have been written behind the others."""
+        assert not len(self.astray), "rows are written behind others that are in place"
+        self.length += count
+        self.parents = parents
+
+    def keep(self, length: int, rows: Sequence[int]) -> None:
+        """``TargetEngine.keep``: notes where the kept tokens stand, and moves none."""
+        assert 0 <= length <= self.length, f"cannot keep {length} tokens: it holds {self.length}"
+        while rows and rows[0] == length:
+            length, rows = length + 1, rows[1:]
+        if self.parents is not None:
+            before = self.length - len(self.parents)
+            chosen = [row - before for row in (*range(before, length), *rows)]
+            assert length >= before or not rows, f"what follows {before} tokens cannot follow {length}"
+            assert is_path(self.parents, chosen), f"{chosen} of the tokens fed last are no branch of them"
+            self.astray = np.array(rows, np.int64)
+            self.parents = None
+        else:
+            assert not rows, f"{list(rows)} do not follow the first {length} tokens"
+            self.astray = self.astray[: max(0, length - (self.length - len(self.astray)))]
+        self.length = length + len(rows)
 
 
 class KvStore:
@@ -97,11 +125,39 @@ class KvStore:
         with self._books:
             self._pool.free(self._sequences.pop(handle).runs)
 
-    def rollback(self, handle: int, length: int) -> None:
-        held = self._sequences[handle]
-        assert 0 <= length <= held.length, f"cannot roll back to {length} tokens: it holds {held.length}"
-        held.length = length
+    def keep(self, handle: int, length: int, rows: Sequence[int]) -> None:
+        """``TargetEngine.keep``; ``settle`` brings together what is kept."""
+        self._sequences[handle].keep(length, rows)
+
+    def settle(self, handles: Iterable[int]) -> None:
+        """Bring together what the sequences hold: kept tokens right behind those before them.
+
+        Once for all sequences of a step, for it takes two copies a layer.
+        """
+        moved = [held for held in map(self._sequences.__getitem__, handles) if len(held.astray)]
+        if not moved:
+            return
+        sources = np.concatenate([pool_rows(held.pages, held.astray) for held in moved])
+        targets = np.concatenate(
+            [pool_rows(held.pages, np.arange(held.length - len(held.astray), held.length)) for held in moved]
+        )
+        pools = [*self.keys.values(), *self.values.values()]
+        on_device = {
+            device: (torch.from_numpy(sources).to(device), torch.from_numpy(targets).to(device))
+            for device in {pool.device for pool in pools}
+        }
+        # All is read before anything is written: what fails leaves the pool as it is.
+        rows = [pool.index_select(0, on_device[pool.device][0]) for pool in pools]
+        for pool, kept in zip(pools, rows, strict=True):
+            pool.index_copy_(0, on_device[pool.device][1], kept)
+        for held in moved:
+            held.astray = held.astray[:0]
 
     def _empty(self, layer: LayerRows, shape: tuple[int, int]) -> torch.Tensor:
         """Uninitialised memory ``[rows, heads, width]``: whoever reads a row has written it before."""
         return torch.empty((self.num_tokens, *shape), dtype=layer.dtype, device=layer.device)
+
+
+def pool_rows(pages: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows of a pool that are the ``places`` of a sequence on ``pages``."""
+    return pages[places // PAGE_TOKENS] * PAGE_TOKENS + places % PAGE_TOKENS

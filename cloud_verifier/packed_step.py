@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from acespec.cloud_verifier.kv_store import PAGE_TOKENS
+from acespec.cloud_verifier.kv_store import PAGE_TOKENS, pool_rows
 from acespec.cloud_verifier.ragged_attention import FOLDED_QUERIES, ScoreRule, attend, folded
+from acespec.cloud_verifier.token_tree import ancestors
 
 SHORTEST_KEYS = 256
 """Sequences of up to this many rows are padded to one another without a second thought."""
@@ -32,15 +33,30 @@ class Part:
     """Tokens the sequence holds before the step."""
     count: int
     """Tokens it is fed, at least 1."""
+    parents: NDArray[np.int64] | None = None  # [count]
+    """``Feed.parents``, where they are no chain."""
 
     @property
     def end(self) -> int:
         return self.start + self.count
 
+    @cached_property
+    def lineage(self) -> NDArray[np.bool_]:
+        """Which of a tree's tokens each attends to, ``[count, count]``."""
+        assert self.parents is not None, "a chain needs no table"
+        return ancestors(self.parents)
+
+    @cached_property
+    def positions(self) -> NDArray[np.int64]:
+        """Where the tokens stand, ``[count]``: in a tree several at one place."""
+        if self.parents is None:
+            return np.arange(self.start, self.end)
+        depths: NDArray[np.int64] = self.lineage.sum(axis=1) - 1
+        return self.start + depths
+
     def rows(self, start: int, end: int) -> NDArray[np.int64]:
-        """Rows of the pool that hold the positions ``start .. end - 1``."""
-        positions = np.arange(start, end)
-        return self.pages[positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
+        """Rows of the pool that hold the sequence's tokens ``start .. end - 1``."""
+        return pool_rows(self.pages, np.arange(start, end))
 
     def in_place(self, start: int, end: int) -> slice | None:
         """The same rows as a slice of the pool, if they follow one another."""
@@ -81,6 +97,18 @@ class _Window:
     first: NDArray[np.int64]  # [B], the first position read of each
     num_keys: int  # over the longest
     in_place: slice | None
+
+
+def _hidden_in_tree(part: Part, first: int, window: int | None) -> NDArray[np.bool_]:
+    """Which of a sequence's tokens from ``first`` on a tree's do not see, ``[count, end - first]``.
+
+    A window counts positions, of which a tree's tokens share some.
+    """
+    held = np.arange(first, part.start)
+    hidden = np.concatenate([np.zeros((part.count, len(held)), np.bool_), ~part.lineage], axis=1)
+    if window is not None:
+        hidden |= np.concatenate([held, part.positions]) <= part.positions[:, None] - window
+    return hidden
 
 
 class AttentionGroup:
@@ -167,6 +195,9 @@ class AttentionGroup:
             hidden = seen > position
             if window is not None:
                 hidden |= seen <= position - window
+            for part, first, own_step, own in zip(self.parts, read.first.tolist(), step, hidden, strict=True):
+                if part.parents is not None:
+                    own[:, : part.end - first] = _hidden_in_tree(part, first, window)[own_step]
             zeros = torch.zeros(hidden.shape, dtype=query.dtype)
             additive = zeros.masked_fill_(torch.from_numpy(hidden), -torch.inf)
             mask = self._masks[key] = folded(additive.to(query.device), groups)
@@ -211,7 +242,7 @@ class PackedStep:
         """Numbers of ``parts`` in the order in which their tokens stand."""
         self._groups = [AttentionGroup([parts[i] for i in group]) for group in numbers]
         ordered = [parts[i] for i in self.order]
-        self.positions = np.concatenate([np.arange(part.start, part.end) for part in ordered])  # [T]
+        self.positions = np.concatenate([part.positions for part in ordered])  # [T]
         self._rows = torch.from_numpy(np.concatenate([part.rows(part.start, part.end) for part in ordered]))
         self._rows_on: dict[torch.device, torch.Tensor] = {}
 

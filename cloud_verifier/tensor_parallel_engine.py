@@ -1,10 +1,10 @@
 """One target over several processes: rank 0 leads, and the others repeat every call on their own shard.
 
 Each rank holds a slice of every layer, and the slices talk within a forward, so all ranks must make the same
-steps in the same order. Rank 0 alone is asked. Its ``open``, ``close`` and ``rollback`` are done there at
-once, noted, and told with the next step or sign of life, in the order they were made: none of them needs
-another rank. Room is given by ``open`` and freed by ``close`` alone, so pools of one size that see both in
-the same order have the same room, and what rank 0's pool refuses is never asked of another.
+steps in the same order. Rank 0 alone is asked. Its ``open``, ``close``, ``rollback`` and ``keep`` are done
+there at once, noted, and told with the next step or sign of life, in the order they were made: none of them
+needs another rank. Room is given by ``open`` and freed by ``close`` alone, so pools of one size that see both
+in the same order have the same room, and what rank 0's pool refuses is never asked of another.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from acespec.cloud_verifier.engine import Feed, TargetEngine, TargetInfo, Target
 from acespec.cloud_verifier.tensor_parallel_messages import (
     Close,
     Command,
+    Keep,
     Open,
-    Rollback,
     Step,
     Stop,
     Words,
@@ -89,9 +89,9 @@ class Shard:
         self._lengths[sequence] = 0
         return sequence
 
-    def rollback(self, sequence: int, length: int) -> None:
-        self._inner.rollback(sequence, length)
-        self._lengths[sequence] = length
+    def keep(self, sequence: int, length: int, rows: Sequence[int]) -> None:
+        self._inner.keep(sequence, length, rows)
+        self._lengths[sequence] = length + len(rows)
 
     def close(self, sequence: int) -> None:
         self._inner.close(sequence)
@@ -129,9 +129,9 @@ class Shard:
 class LeaderEngine:
     """Rank 0's target engine: has every other rank repeat what is asked of it. A context manager.
 
-    ``step`` and ``rollback`` belong to one thread, ``open`` and ``close`` to any. While it is entered, a
-    thread gives signs of life, so that both sides notice a lost peer when there is nothing to do. Leaving it
-    ends the other ranks' ``follow``.
+    ``step``, ``rollback`` and ``keep`` belong to one thread, ``open`` and ``close`` to any. While it is
+    entered, a thread gives signs of life, so that both sides notice a lost peer when there is nothing to do.
+    Leaving it ends the other ranks' ``follow``.
     """
 
     def __init__(self, inner: TargetEngine, ranks: Ranks, *, heartbeat_s: float) -> None:
@@ -165,9 +165,12 @@ class LeaderEngine:
             self._untold.append(Close(sequence))
 
     def rollback(self, sequence: int, length: int) -> None:
+        self.keep(sequence, length, ())
+
+    def keep(self, sequence: int, length: int, rows: Sequence[int]) -> None:
         with self._books:
-            self._shard.rollback(sequence, length)
-            self._untold.append(Rollback(sequence, length))
+            self._shard.keep(sequence, length, rows)
+            self._untold.append(Keep(sequence, length, tuple(rows)))
 
     def step(self, feeds: Sequence[Feed]) -> Sequence[TargetLogits]:
         assert all(self._shard.holds(feed.sequence) for feed in feeds), "a sequence that is fed is open"
@@ -211,8 +214,8 @@ def follow(inner: TargetEngine, ranks: Ranks) -> None:
             match command:
                 case Open(sequence, max_tokens):
                     handles[sequence] = shard.open(max_tokens)
-                case Rollback(sequence, length):
-                    shard.rollback(handles[sequence], length)
+                case Keep(sequence, length, rows):
+                    shard.keep(handles[sequence], length, rows)
                 case Close(sequence):
                     shard.close(handles.pop(sequence))
                 case Step(feeds):

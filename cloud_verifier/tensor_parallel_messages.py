@@ -1,7 +1,8 @@
 """What rank 0 tells the other ranks of a tensor-parallel target, as plain int64 words.
 
 A message is a list of commands, one after the other: its code, then its fields. A step is ``STEP, feeds`` and
-for each feed ``sequence, num_logits, n`` and its n tokens. Handles are those of rank 0.
+for each feed ``sequence, num_logits, n``, its n tokens, ``m``, and its m parents: none, or n. Handles are
+those of rank 0.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ class Open:
 
 
 @dataclass(frozen=True)
-class Rollback:
+class Keep:
     sequence: int
     length: int
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,9 @@ class Stop:
     """Nothing follows: rank 0 has ended in good order."""
 
 
-Command: TypeAlias = Open | Rollback | Close | Step | Stop
+Command: TypeAlias = Open | Keep | Close | Step | Stop
 
-OPEN, ROLLBACK, CLOSE, STEP, STOP = range(5)
+OPEN, KEEP, CLOSE, STEP, STOP = range(5)
 
 
 def encode(commands: Sequence[Command]) -> Words:
@@ -57,14 +59,16 @@ def encode(commands: Sequence[Command]) -> Words:
         match command:
             case Open(sequence, max_tokens):
                 parts.append(_words(OPEN, sequence, max_tokens))
-            case Rollback(sequence, length):
-                parts.append(_words(ROLLBACK, sequence, length))
+            case Keep(sequence, length, rows):
+                parts.append(_words(KEEP, sequence, length, len(rows), *rows))
             case Close(sequence):
                 parts.append(_words(CLOSE, sequence))
             case Step(feeds):
                 parts.append(_words(STEP, len(feeds)))
                 for feed in feeds:
+                    parents = _words() if feed.parents is None else feed.parents
                     parts += (_words(feed.sequence, feed.num_logits, len(feed.tokens)), feed.tokens)
+                    parts += (_words(len(parents)), parents)
             case Stop():
                 parts.append(_words(STOP))
     return np.concatenate([_words(), *parts])
@@ -78,8 +82,8 @@ def decode(words: Words) -> list[Command]:
         code = reader.take()
         if code == OPEN:
             commands.append(Open(reader.take(), reader.take()))
-        elif code == ROLLBACK:
-            commands.append(Rollback(reader.take(), reader.take()))
+        elif code == KEEP:
+            commands.append(Keep(reader.take(), reader.take(), tuple(reader.array().tolist())))
         elif code == CLOSE:
             commands.append(Close(reader.take()))
         elif code == STEP:
@@ -107,9 +111,14 @@ class _Reader:
         return word
 
     def feed(self) -> Feed:
-        sequence, num_logits, count = self.take(), self.take(), self.take()
+        sequence, num_logits, tokens, parents = self.take(), self.take(), self.array(), self.array()
+        return Feed(sequence, tokens, num_logits, parents if len(parents) else None)
+
+    def array(self) -> Words:
+        """As many words as the next one says."""
+        count = self.take()
         start, self._place = self._place, self._place + count
-        return Feed(sequence, self._words[start : self._place], num_logits)
+        return self._words[start : self._place]
 
 
 def _words(*values: int) -> Words:

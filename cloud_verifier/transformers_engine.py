@@ -18,6 +18,7 @@ from acespec.cloud_verifier.kv_store import KvStore
 from acespec.cloud_verifier.packed_decoder import PackedDecoder
 from acespec.cloud_verifier.packed_step import PackedStep, Part
 from acespec.cloud_verifier.target_model import DeviceMap, load_model, target_info
+from acespec.cloud_verifier.token_tree import is_chain, is_tree
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,10 @@ class TransformersEngine:
         self._store.close(sequence)
 
     def rollback(self, sequence: int, length: int) -> None:
-        self._store.rollback(sequence, length)
+        self._store.keep(sequence, length, ())
+
+    def keep(self, sequence: int, length: int, rows: Sequence[int]) -> None:
+        self._store.keep(sequence, length, rows)
 
     def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
         parts = [self._part(feed) for feed in feeds]
@@ -117,9 +121,10 @@ class TransformersEngine:
         wanted = [
             np.arange(end - feed.num_logits, end) for feed, end in zip(ordered, ends.tolist(), strict=True)
         ]
+        self._store.settle(feed.sequence for feed in feeds)
         logits = self._decoder.run(self._store, step, tokens, np.concatenate(wanted)).numpy()
         for feed, part in zip(feeds, parts, strict=True):
-            self._store[feed.sequence].length = part.end
+            self._store[feed.sequence].feed(part.count, part.parents)
         by_order = np.split(logits, np.cumsum([len(rows) for rows in wanted])[:-1])
         return [by_order[place] for place in np.argsort(step.order)]
 
@@ -130,4 +135,13 @@ class TransformersEngine:
         assert held.length + count <= held.max_tokens, f"{held.length + count} tokens, {held.max_tokens} said"
         assert int(feed.tokens.min()) >= 0, "a token has an id"
         assert int(feed.tokens.max()) < self._info.vocab_size, "a token is in the vocabulary"
-        return Part(held.pages, held.length, count)
+        assert held.parents is None, "a branch is chosen before more is fed"
+        parents = feed.parents
+        if parents is not None:
+            assert len(parents) == count, f"{len(parents)} parents of {count} tokens"
+            assert is_tree(parents), "a token follows an earlier one"
+            if is_chain(parents):
+                parents = None
+        part = Part(held.pages, held.length, count, parents)
+        assert int(part.positions.max()) < self._info.max_context, "a token stands within the context"
+        return part

@@ -32,8 +32,8 @@ class TableTargetEngine:
     """``TargetEngine`` over a table.
 
     Fails where a real engine would go wrong silently: a step of a sequence that is not open, tokens outside
-    the vocabulary, past the context or past what was set aside, a rollback forward, two steps at a time, a
-    sequence twice in a step.
+    the vocabulary, past the context or past what was set aside, a rollback forward, what is kept no text,
+    branches fed again, two steps at a time, a sequence twice in a step.
     """
 
     def __init__(
@@ -45,6 +45,8 @@ class TableTargetEngine:
         self._room: dict[int, int] = {}
         self.sequences: dict[int, list[int]] = {}
         """The tokens fed to each open sequence."""
+        self._paths: dict[int, list[tuple[int, ...]]] = {}
+        """Of a sequence that was fed branches: the tokens up to each of those of the feed."""
         self.num_opened = 0
         self.num_forwards = 0
         """Steps that were asked for logits."""
@@ -72,6 +74,7 @@ class TableTargetEngine:
 
     def close(self, sequence: int) -> None:
         del self.sequences[sequence], self._room[sequence]
+        self._paths.pop(sequence, None)
 
     def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
         assert len({feed.sequence for feed in feeds}) == len(feeds) >= 1
@@ -84,17 +87,44 @@ class TableTargetEngine:
             self._busy.release()
 
     def rollback(self, sequence: int, length: int) -> None:
-        assert 0 <= length <= len(self.sequences[sequence])
-        del self.sequences[sequence][length:]
+        self.keep(sequence, length, ())
+
+    def keep(self, sequence: int, length: int, rows: Sequence[int]) -> None:
+        fed = self.sequences[sequence]
+        assert 0 <= length <= len(fed)
+        assert all(length <= row < len(fed) for row in rows)
+        assert list(rows) == sorted(set(rows))
+        kept = [*fed[:length], *(fed[row] for row in rows)]
+        paths = self._paths.pop(sequence, [])
+        texts = [*paths, tuple(fed[: len(fed) - len(paths)])]
+        assert any(text[: len(kept)] == tuple(kept) for text in texts), "what is kept is a text"
+        fed[:] = kept
 
     def _feed(self, feed: Feed) -> NDArray[np.float32]:
         assert 0 <= feed.num_logits <= len(feed.tokens) >= 1
         assert all(0 <= token < self._info.vocab_size for token in feed.tokens.tolist())
+        assert feed.sequence not in self._paths, "a branch is chosen before more is fed"
         fed = self.sequences[feed.sequence]
-        fed += feed.tokens.tolist()
+        paths: Sequence[tuple[int, ...]]
+        if feed.parents is None:
+            fed += feed.tokens.tolist()
+            paths = [tuple(fed[: len(fed) - i]) for i in reversed(range(max(feed.num_logits, 1)))]
+        else:
+            paths = self._paths[feed.sequence] = _paths(
+                tuple(fed), feed.tokens.tolist(), feed.parents.tolist()
+            )
+            fed += feed.tokens.tolist()
         self.longest = max(self.longest, len(fed))
-        assert len(fed) <= self._info.max_context, "fed past the context"
+        assert max(map(len, paths)) <= self._info.max_context, "fed past the context"
         assert len(fed) <= self._room[feed.sequence], "fed past what was set aside"
-        first = len(fed) - feed.num_logits
-        rows = [self._table(tuple(fed[: first + i + 1])) for i in range(feed.num_logits)]
+        rows = [self._table(path) for path in paths[len(paths) - feed.num_logits :]]
         return np.stack(rows) if rows else np.empty((0, self._info.vocab_size), np.float32)
+
+
+def _paths(held: tuple[int, ...], tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:
+    """Of each of a tree's tokens, all up to it."""
+    paths: list[tuple[int, ...]] = []
+    for index, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
+        assert -1 <= parent < index, "a token follows an earlier one"
+        paths.append((*(paths[parent] if parent >= 0 else held), token))
+    return paths

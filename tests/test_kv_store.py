@@ -70,12 +70,12 @@ class KvStoreMachine(RuleBasedStateMachine):
         counts = [parts[handles[i]].count for i in step.order]
         for i, rows in zip(step.order, torch.split(numbers, counts), strict=True):
             self.held[handles[i]] += rows.tolist()
-            self.store[handles[i]].length = parts[handles[i]].end
+            self.store[handles[i]].feed(parts[handles[i]].count, None)
 
     @rule(handle=sequences, data=st.data())
     def rollback(self, handle: int, data: st.DataObject) -> None:
         length = data.draw(st.integers(0, len(self.held[handle])))
-        self.store.rollback(handle, length)
+        self.store.keep(handle, length, ())
         del self.held[handle][length:]
 
     @rule(handle=consumes(sequences))
@@ -156,5 +156,5 @@ def test_threads_open_and_close_without_losing_a_page() -> None:
 def test_a_rollback_forward_is_a_bug() -> None:
     store = KvStore(LAYERS, 1)
     handle = store.open(5)
-    with pytest.raises(AssertionError, match="cannot roll back to 1 tokens: it holds 0"):
-        store.rollback(handle, 1)
+    with pytest.raises(AssertionError, match="cannot keep 1 tokens: it holds 0"):
+        store.keep(handle, 1, ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,8 +23,8 @@ from acespec.cloud_verifier.tensor_parallel_engine import (
 from acespec.cloud_verifier.tensor_parallel_messages import (
     Close,
     Command,
+    Keep,
     Open,
-    Rollback,
     Step,
     Stop,
     decode,
@@ -73,10 +74,16 @@ def test_another_number_of_processes_is_one_line(
 # --- messages -------------------------------------------------------------------------------------------
 
 numbers = st.integers(0, 2**62)
-feeds = st.builds(feed, numbers, st.lists(numbers, max_size=9), st.integers(0, 9))
+chains = st.builds(feed, numbers, st.lists(numbers, max_size=9), st.integers(0, 9))
+trees = st.builds(
+    lambda fed, seed: replace(fed, parents=np.random.default_rng(seed).integers(-1, 9, len(fed.tokens))),
+    st.builds(feed, numbers, st.lists(numbers, min_size=1, max_size=9), st.integers(0, 9)),
+    st.integers(0, 2**32 - 1),
+)
+feeds = chains | trees
 commands = st.one_of(
     st.builds(Open, numbers, numbers),
-    st.builds(Rollback, numbers, numbers),
+    st.builds(Keep, numbers, numbers, st.lists(numbers, max_size=4).map(tuple)),
     st.builds(Close, numbers),
     st.builds(Step, st.lists(feeds, max_size=4).map(tuple)),
     st.just(Stop()),
@@ -86,7 +93,15 @@ commands = st.one_of(
 def plain(command: Command) -> object:
     """Comparable: arrays have no equality."""
     if isinstance(command, Step):
-        return [(feed.sequence, feed.num_logits, feed.tokens.tolist()) for feed in command.feeds]
+        return [
+            (
+                feed.sequence,
+                feed.num_logits,
+                feed.tokens.tolist(),
+                None if feed.parents is None else feed.parents.tolist(),
+            )
+            for feed in command.feeds
+        ]
     return command
 
 

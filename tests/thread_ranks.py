@@ -87,8 +87,12 @@ class BookEngine:
         self.history.append(f"close slot {slot} with {self.sequences.pop(sequence)}")
 
     def rollback(self, sequence: int, length: int) -> None:
-        assert 0 <= length <= len(self.sequences[sequence])
-        del self.sequences[sequence][length:]
+        self.keep(sequence, length, ())
+
+    def keep(self, sequence: int, length: int, rows: Sequence[int]) -> None:
+        held = self.sequences[sequence]
+        assert 0 <= length <= len(held)
+        held[length:] = [held[row] for row in rows]
 
     def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
         if self.failing:

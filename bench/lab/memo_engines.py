@@ -133,8 +133,8 @@ class MemoTargetEngine:
         self._info = identity.target_info
         self._start = TokenPath.of(prompt)
         self._handles = itertools.count()
-        self._held: dict[int, tuple[list[int], list[TokenPath]]] = {}
-        """Tokens of each sequence, and the paths that end in those from the prompt's last on."""
+        self._held: dict[int, list[TokenPath | None]] = {}
+        """The path that ends in each token of a sequence; None for those of the prompt but the last."""
 
     @property
     def info(self) -> TargetInfo:
@@ -142,7 +142,7 @@ class MemoTargetEngine:
 
     def open(self, max_tokens: int) -> int:  # noqa: ARG002 - there is room for all
         handle = next(self._handles)
-        self._held[handle] = ([], [])
+        self._held[handle] = []
         return handle
 
     def step(self, feeds: Sequence[Feed]) -> list[LookedUpRows]:
@@ -151,29 +151,42 @@ class MemoTargetEngine:
 
     def rollback(self, sequence: int, length: int) -> None:
         """See ``TargetEngine.rollback``."""
-        tokens, paths = self._held[sequence]
-        assert 0 <= length <= len(tokens), (length, len(tokens))
-        del tokens[length:]
-        del paths[max(length - len(self._start.prompt) + 1, 0) :]
+        self.keep(sequence, length, ())
+
+    def keep(self, sequence: int, length: int, rows: Sequence[int]) -> None:
+        """See ``TargetEngine.keep``."""
+        held = self._held[sequence]
+        assert 0 <= length <= len(held), (length, len(held))
+        kept = [held[row] for row in rows]
+        held[length:] = kept
+        for place, path in enumerate(kept, length):
+            assert path is not None, "a prompt has no branches"
+            assert path.length == place + 1, "what is kept is a text"
+            assert path.parent is held[place - 1], "what is kept is a text"
 
     def close(self, sequence: int) -> None:
         """See ``TargetEngine.close``."""
         del self._held[sequence]
 
     def _feed(self, feed: Feed) -> LookedUpRows:
-        tokens, paths = self._held[feed.sequence]
-        prompt = self._start.prompt
-        for token in feed.tokens.tolist():
-            position = len(tokens)
-            tokens.append(token)
-            if position >= len(prompt):
-                paths.append(paths[-1].then(token))
-            else:
-                assert token == prompt[position], "another prompt"
-                if position == len(prompt) - 1:
-                    paths.append(self._start)
-        assert feed.num_logits <= len(paths), "nobody looks at a prompt's logits but the last"
-        return LookedUpRows(self._models, tuple(paths[len(paths) - feed.num_logits :]))
+        held = self._held[feed.sequence]
+        num_held = len(held)
+        tokens = feed.tokens.tolist()
+        parents = range(-1, len(tokens) - 1) if feed.parents is None else feed.parents.tolist()
+        for token, parent in zip(tokens, parents, strict=True):
+            held.append(self._path(token, num_held + parent, held))
+        wanted = [path for path in held[len(held) - feed.num_logits :] if path is not None]
+        assert len(wanted) == feed.num_logits, "nobody looks at a prompt's logits but the last"
+        return LookedUpRows(self._models, tuple(wanted))
+
+    def _path(self, token: int, before: int, held: Sequence[TokenPath | None]) -> TokenPath | None:
+        """The path of a token that follows the one at the index ``before`` of ``held``."""
+        path = held[before] if before >= 0 else None
+        if path is not None:
+            return path.then(token)
+        prompt, position = self._start.prompt, before + 1
+        assert token == prompt[position], "another prompt"
+        return self._start if position == len(prompt) - 1 else None
 
 
 @dataclass(frozen=True)
