@@ -19,12 +19,13 @@ import grpc.aio
 import numpy as np
 
 from acespec.bench.verifier_script import Script, encode_greedy_open
+from acespec.cloud_verifier.service import SERVICE_NAME
 from acespec.errors import AcespecError
 from acespec.wire import AcceptanceMode, Codec, Commit, Decode, PrefixCheck, Resume
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.handshake import encode_resume
 
-METHOD = "/acespec.v1.Verifier/Session"
+METHOD = f"/{SERVICE_NAME}/Session"
 CLOSE = pb.EdgeMessage(close=pb.Close()).SerializeToString()
 
 Streams: TypeAlias = "grpc.aio.StreamStreamMultiCallable[bytes, bytes]"

@@ -16,8 +16,8 @@ from acespec.cloud_verifier.authentication import AuthenticationError, Presented
 from acespec.cloud_verifier.security_settings import JwtSettings
 from acespec.cloud_verifier.tenants import Tenant
 from acespec.cloud_verifier.tenants_file import TenantsFile
-from acespec.cloud_verifier.tls import read_file
 from acespec.errors import AcespecError
+from acespec.private_files import read_file
 
 LEEWAY_S = 30.0
 """How far the issuer's clock and this one may differ."""

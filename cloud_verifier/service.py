@@ -19,7 +19,7 @@ from acespec.wire import verifier_pb2 as pb
 from acespec.wire.errors import malformed
 from acespec.wire.verifier_pb2_grpc import VerifierServicer
 
-SERVICE_NAME = "acespec.v1.Verifier"
+SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["Verifier"].full_name
 """The name health checks may ask for."""
 
 Context: TypeAlias = grpc.aio.ServicerContext[pb.EdgeMessage, pb.CloudMessage]

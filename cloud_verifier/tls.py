@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from acespec.cloud_verifier.security_settings import TlsFiles
 from acespec.cloud_verifier.watched import WatchedFiles
 from acespec.errors import AcespecError
+from acespec.private_files import read_file
 
 
 def utc_now() -> datetime:
@@ -50,13 +51,6 @@ def read_tls(files: TlsFiles, now: datetime) -> grpc.ServerCertificateConfigurat
         for certificate in load_certificates(files.client_ca, client_ca_pem):
             check_dates(files.client_ca, certificate, now)
     return grpc.ssl_server_certificate_configuration([(key_pem, certificate_pem)], client_ca_pem)
-
-
-def read_file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise AcespecError(f"cannot read {path} ({error.strerror or error})") from error
 
 
 def load_certificates(path: Path, pem: bytes) -> list[x509.Certificate]:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import grpc
 
-from acespec.edge_runtime.pem_files import read_certificates, read_file, read_pair
+from acespec.edge_runtime.pem_files import read_certificates, read_pair
 from acespec.errors import AcespecError
+from acespec.private_files import read_file
 
 TOKEN_VARIABLE = "ACESPEC_TOKEN"  # noqa: S105 - the name of an environment variable
 

@@ -9,6 +9,7 @@ import ssl
 from pathlib import Path
 
 from acespec.errors import AcespecError
+from acespec.private_files import read_file
 
 
 def read_certificates(path: Path) -> bytes:
@@ -44,11 +45,3 @@ def _pair_fault(certificate: Path, key: Path, key_pem: bytes, error: ssl.SSLErro
     if b"ENCRYPTED" in key_pem:
         return f"the key {key} is encrypted; decrypt it (openssl pkey -in ... -out ...) and hide it well"
     return f"{key} holds no private key in PEM (-----BEGIN PRIVATE KEY-----): give the key of {certificate}"
-
-
-def read_file(path: Path) -> bytes:
-    """Raises ``AcespecError`` if ``path`` cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise AcespecError(f"cannot read {path} ({error.strerror}); check its name and rights") from None

@@ -14,6 +14,14 @@ PRIVATE = 0o600
 PUBLIC = 0o644
 
 
+def read_file(path: Path) -> bytes:
+    """Raises ``AcespecError``, one line, if ``path`` cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise AcespecError(f"cannot read {path} ({error.strerror or error})") from error
+
+
 def write_whole(path: Path, content: bytes, mode: int = PRIVATE, *, replace: bool = False) -> None:
     """Write ``content`` beside ``path`` and rename it, with ``mode`` from the first moment on.
 
