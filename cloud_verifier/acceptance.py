@@ -4,7 +4,7 @@ A chain of gamma tokens follows the committed ones; its first would stand at abs
 ``first_position``. Row i of the logits (from 0) predicts what stands at ``first_position + i``, given the
 committed tokens and the chain's first i. Rows are looked at from left to right and no further than the first
 that ends the check: a distribution over a large vocabulary costs about a millisecond. An empty chain is plain
-decoding of one token.
+decoding of one token. In the race a tree of tokens stands for the chain.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from acespec.cloud_verifier.draft_tree import TIP, Branches
 from acespec.cloud_verifier.engine import TargetLogits
 from acespec.speculation import (
     Purpose,
@@ -75,6 +76,51 @@ def verify_coupled(
             counts.push(token)
     bonus = coupled_pick(distribution(logits[len(chain)], params, counts), seed, first_position + len(chain))
     return Decision(accepted=len(chain), next_token=bonus)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How far a tree of tokens came true."""
+
+    num_nodes: int
+    """Of the tree."""
+    path: tuple[int, ...]
+    """Indexes of the nodes that did, each following the one before."""
+    tokens: tuple[int, ...]
+    """Theirs, and the one the target put after them, unless the last is an end token."""
+
+
+def walk_coupled(
+    logits: TargetLogits,  # [1+n, V]
+    branches: Branches,  # n nodes
+    params: SamplingParams,
+    counts: TokenCounts | None,
+    seed: int,
+    first_position: int,
+    end_token_ids: Collection[int],
+) -> Walk:
+    """Go down a tree as long as it has the target's own pick (coupled mode): a chain is a tree of one branch.
+
+    Row 0 predicts what follows the committed tokens, row i+1 what follows node i. ``counts`` as in
+    ``verify_coupled``.
+    """
+    assert len(logits) == len(branches.tokens) + 1
+    counts = counts.copy() if counts is not None and branches.tokens else counts
+    nodes = {place: node for node, place in enumerate(zip(branches.parents, branches.tokens, strict=True))}
+    path: list[int] = []
+    tokens: list[int] = []
+    at: int | None = TIP
+    while at is not None:
+        pick = coupled_pick(distribution(logits[at + 1], params, counts), seed, first_position + len(tokens))
+        tokens.append(pick)
+        at = nodes.get((at, pick))
+        if at is not None:
+            path.append(at)
+            if pick in end_token_ids:
+                break
+            if counts is not None:
+                counts.push(pick)
+    return Walk(len(branches.tokens), tuple(path), tuple(tokens))
 
 
 def verify_residual(

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from acespec.cloud_verifier.draft_tree import Branches
 from acespec.cloud_verifier.engine import TargetEngine, TargetLogits
 from acespec.cloud_verifier.forward import Ask, AskedPart, Forward
 from acespec.cloud_verifier.limits import Limits
 from acespec.cloud_verifier.observer import BatchReport, Observer
+from acespec.cloud_verifier.race_width import ForwardCosts, Offer
 from acespec.cloud_verifier.scheduler import Scheduler, Work
 from acespec.compute import StepRunner
 
@@ -62,7 +65,9 @@ class Batcher:
         self._observer = observer
         self._latency_ms = latency_ms
         self._prefill_deadline_s = limits.prefill_deadline_ms / 1000.0
+        self._token_budget = limits.token_budget
         self._scheduler = Scheduler(limits.token_budget, limits.batch_wait_ms / 1000.0)
+        self._costs = ForwardCosts()
         self._open: set[int] = set()
         self._parked: set[int] = set()
         self._asked: dict[int, Ask] = {}
@@ -112,6 +117,29 @@ class Batcher:
         timed: Timed[T] = await self._ask(sequence, tokens, decide)
         return timed
 
+    async def race(
+        self,
+        sequence: int,
+        token: int,
+        grow: Callable[[Offer], Branches],
+        decide: Decide[T],
+        *,
+        spare: bool,
+    ) -> Timed[T]:
+        """As ``check`` of one ``token``, and of the nodes that ``grow`` brings at the last moment.
+
+        The logits are the token's and then the nodes'. ``spare`` work takes what room others leave, for about
+        as long as a forward takes; ``press`` ends that.
+        """
+        tokens = np.array([token], dtype=np.int64)
+        timed: Timed[T] = await self._ask(sequence, tokens, decide, grow=grow, spare=spare)
+        return timed
+
+    def press(self, sequence: int) -> None:
+        """Work of ``sequence`` that waits for room that others leave waits no more."""
+        self._scheduler.press(sequence, asyncio.get_running_loop().time())
+        self._look_soon()
+
     async def close(self, sequence: int) -> None:
         """Close the sequence, once no forward feeds it; goes on by itself if the caller is cancelled.
 
@@ -141,16 +169,20 @@ class Batcher:
         tokens: NDArray[np.int64],
         decide: Decide[Any] | None,
         deadline: float | None = None,
+        grow: Callable[[Offer], Branches] | None = None,
+        *,
+        spare: bool = False,
     ) -> Any:
         if self._stopped or sequence not in self._open:
             raise StepAbandonedError
         assert sequence not in self._asked, "one at a time; none after one was cancelled in its forward"
         loop = asyncio.get_running_loop()
         now = loop.time()
-        ask = self._asked[sequence] = Ask(sequence, tokens, decide, loop.create_future())
+        ask = self._asked[sequence] = Ask(sequence, tokens, decide, loop.create_future(), grow)
         if deadline is None:
             deadline = self.prefill_deadline() if decide is None else now
-        self._scheduler.add(Work(sequence, len(tokens), now, deadline, divisible=decide is None))
+        until = now + (self._costs.seconds(len(tokens)) or 0.0) if spare else None
+        self._scheduler.add(Work(sequence, len(tokens), now, deadline, decide is None, until))
         self._look_soon()
         try:
             return await ask.answer
@@ -203,10 +235,31 @@ class Batcher:
         batch = self._scheduler.next_batch(loop.time(), num_live)
         if batch is not None:
             parts = [AskedPart(self._asked[part.sequence], part.num_tokens) for part in batch.parts]
+            num_tokens = self._grow(parts, batch.num_tokens)
             self._forward = Forward(self._engine, parts, loop.time)
-            self._flying = asyncio.ensure_future(self._fly(self._forward, batch.num_tokens))
-        elif self._timer is None and (wake_at := self._scheduler.wake_at()) is not None:
-            self._timer = loop.call_at(wake_at, self._wake)
+            self._flying = asyncio.ensure_future(self._fly(self._forward, num_tokens))
+        elif (wake_at := self._scheduler.wake_at()) is not None:
+            self._wake_at(wake_at)
+
+    def _grow(self, parts: list[AskedPart], num_tokens: int) -> int:
+        """Share what room a batch of ``num_tokens`` leaves among those who race; returns its tokens then."""
+        racing = [part for part in parts if part.ask.grow is not None]
+        room = min(self._token_budget - num_tokens, self._costs.room(num_tokens)) if racing else 0
+        for num_left, part in zip(range(len(racing), 0, -1), racing, strict=True):
+            assert part.ask.grow is not None
+            share = room // num_left
+            part.bring(part.ask.grow(Offer(share, len(parts), partial(self._costs.dearer, num_tokens))))
+            assert part.num_tokens - 1 <= share
+            room -= part.num_tokens - 1
+            num_tokens += part.num_tokens - 1
+        return num_tokens
+
+    def _wake_at(self, when: float) -> None:
+        if self._timer is not None and self._timer.when() > when:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(when, self._wake)
 
     def _wake(self) -> None:
         self._timer = None
@@ -233,16 +286,13 @@ class Batcher:
                 self._end_close(sequence)
         self._look_soon()
         fed = [part for part in forward.parts.values() if part.fed]
-        if fed:
-            self._observer.batch(
-                BatchReport(
-                    num_sequences=len(fed),
-                    num_tokens=sum(part.num_tokens for part in fed),
-                    prefill_tokens=sum(part.num_tokens for part in fed if part.ask.decide is None),
-                    started=started,
-                    ended=ended,
-                )
-            )
+        if not fed:
+            return
+        num_tokens = sum(part.num_tokens for part in fed)
+        prefill_tokens = sum(part.num_tokens for part in fed if part.ask.decide is None)
+        if not prefill_tokens and not any(part.error for part in fed):
+            self._costs.observe(num_tokens, ended - started)
+        self._observer.batch(BatchReport(len(fed), num_tokens, prefill_tokens, started, ended))
 
     def _settle(self, part: AskedPart, started: float, ended: float) -> None:
         ask = part.ask

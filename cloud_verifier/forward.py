@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from acespec.cloud_verifier.draft_tree import Branches
 from acespec.cloud_verifier.engine import Feed, TargetEngine, TargetLogits
+from acespec.cloud_verifier.race_width import Offer
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,10 @@ class Ask:
     decide: Callable[[TargetLogits], Any] | None
     """What becomes of a check's logits ``[n, vocab_size]``; None for a prefill."""
     answer: asyncio.Future[Any]
+    grow: Callable[[Offer], Branches] | None = None
+    """A race: drafted nodes to be fed too, chosen when the forward begins."""
+    parents: NDArray[np.int64] | None = None  # [n]
+    """Index of the token each one follows, where it is not the one before; -1 for the first."""
     num_fed: int = 0
     abandoned: bool = False
     """Whether nobody waits any more: what has not begun must not begin."""
@@ -44,7 +50,18 @@ class AskedPart:
     def feed(self) -> Feed:
         ask = self.ask
         tokens = ask.tokens[ask.num_fed : ask.num_fed + self.num_tokens]
-        return Feed(ask.sequence, tokens, num_logits=0 if ask.decide is None else len(tokens))
+        num_logits = 0 if ask.decide is None else len(tokens)
+        return Feed(ask.sequence, tokens, num_logits, ask.parents)
+
+    def bring(self, branches: Branches) -> None:
+        """Feed ``branches`` behind the one token of the ask."""
+        ask = self.ask
+        assert len(ask.tokens) == self.num_tokens == 1
+        if branches.tokens:
+            ask.tokens = np.array([*ask.tokens, *branches.tokens], dtype=np.int64)
+            ask.parents = np.array([-1, *branches.parents], dtype=np.int64)
+            ask.parents[1:] += 1
+            self.num_tokens = len(ask.tokens)
 
 
 class Forward:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from acespec.wire import MAX_CHAIN
+from acespec.wire import MAX_CHAIN, MAX_RACE_NODES, Eagerness
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,30 @@ class Limits:
     """How long an idle target waits for others to join a forward."""
     prefill_deadline_ms: float = 500.0
     """How urgent a prompt is, beside rounds, which are due at once."""
+    race_eagerness: Eagerness | None = Eagerness.BALANCED
+    """When the target computes for a racing session; None: nobody races here."""
+    race_patience_ms: float = 1000.0
+    """How long a session waits for drafts where forwards are to be few (``Eagerness.COST``)."""
+    max_race_nodes: int = 256
+    """Drafted nodes kept for a session."""
+    max_race_width: int = 64
+    """Most of them that a forward takes along; room is set aside for so many."""
     pad_sizes: bool = False
     """Whether messages are padded to a few sizes, so that their length tells nothing."""
 
     def __post_init__(self) -> None:
-        for name in ("max_sessions", "max_chain", "busy_retry_ms", "token_budget"):
+        for name in (
+            "max_sessions",
+            "max_chain",
+            "busy_retry_ms",
+            "token_budget",
+            "max_race_nodes",
+            "max_race_width",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_race_nodes > MAX_RACE_NODES:
+            raise ValueError(f"max_race_nodes must be at most {MAX_RACE_NODES}, not {self.max_race_nodes}")
         if self.max_chain > MAX_CHAIN:
             raise ValueError(f"max_chain must be at most {MAX_CHAIN}, not {self.max_chain}")
         if self.token_budget <= self.max_chain:
@@ -54,6 +71,12 @@ class Limits:
         for name in ("open_timeout_s", "idle_timeout_s", "write_timeout_s"):
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("resume_ttl_s", "evict_after_s", "batch_wait_ms", "prefill_deadline_ms"):
+        for name in (
+            "resume_ttl_s",
+            "evict_after_s",
+            "batch_wait_ms",
+            "prefill_deadline_ms",
+            "race_patience_ms",
+        ):
             if not getattr(self, name) >= 0.0:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")

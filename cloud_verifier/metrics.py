@@ -17,7 +17,14 @@ from prometheus_client import (
 
 from acespec import __version__
 from acespec.cloud_verifier.engine import UNBOUNDED_TOKENS, TargetInfo
-from acespec.cloud_verifier.observer import CLOSE_REASONS, BatchReport, CloseReason, Observer, RoundReport
+from acespec.cloud_verifier.observer import (
+    CLOSE_REASONS,
+    BatchReport,
+    CloseReason,
+    Observer,
+    RaceReport,
+    RoundReport,
+)
 from acespec.wire import ErrorCode
 
 MAX_TENANTS = 100
@@ -77,6 +84,16 @@ class PrometheusObserver(Observer):
         self._rounds.queue.observe(report.started - report.arrived)
         self._rounds.compute.observe(report.ended - report.started)
 
+    def race(self, report: RaceReport) -> None:
+        tenant = self._tenant(report.tenant)
+        tenant.race_steps.inc()
+        tenant.race_tokens.inc(report.committed)
+        tenant.race_nodes.inc(report.drafted)
+        tenant.race_received.inc(report.received)
+        tenant.race_ignored.inc(report.ignored)
+        self._rounds.queue.observe(report.started - report.arrived)
+        self._rounds.compute.observe(report.ended - report.started)
+
     def opened(self, tenant: str) -> None:
         self._tenant(tenant).opened.inc()
 
@@ -129,12 +146,15 @@ class RoundMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.queue = histogram(
-            registry, "round_queue_seconds", "Wait of a round or decoded token for its forward.", SECONDS
+            registry,
+            "round_queue_seconds",
+            "Wait of a round, a decoded token or a race step for its forward.",
+            SECONDS,
         )
         self.compute = histogram(
             registry,
             "round_compute_seconds",
-            "Time from the forward's begin to the decision on a round or decoded token.",
+            "Time from the forward's begin to the decision on a round, a decoded token or a race step.",
             SECONDS,
         )
 
@@ -177,6 +197,13 @@ class TenantFamilies:
         self.drafted = family("drafted_tokens", "Chain tokens that were checked.")
         self.accepted = family("accepted_tokens", "Chain tokens that stand.")
         self.decoded = family("decoded_tokens", "Tokens decoded without a chain.")
+        self.race_steps = family("race_steps", "Forwards of racing sessions, each session's counted.")
+        self.race_tokens = family("race_tokens", "Tokens that they committed.")
+        self.race_nodes = family("race_checked_nodes", "Drafted nodes that they took along.")
+        self.race_received = family("race_received_nodes", "Drafted nodes that came.")
+        self.race_ignored = family(
+            "race_ignored_nodes", "Those that came late, twice, unconnected or too many."
+        )
         self.opened = family("sessions_opened", "Sessions that began.")
         self.resumed = family("sessions_resumed", "Sessions that went on over a new stream.")
         self.closed = family("sessions_closed", "Sessions that ended for good, by reason.", "reason")
@@ -193,6 +220,11 @@ class TenantCounters:
         self.drafted = families.drafted.labels(tenant)
         self.accepted = families.accepted.labels(tenant)
         self.decoded = families.decoded.labels(tenant)
+        self.race_steps = families.race_steps.labels(tenant)
+        self.race_tokens = families.race_tokens.labels(tenant)
+        self.race_nodes = families.race_nodes.labels(tenant)
+        self.race_received = families.race_received.labels(tenant)
+        self.race_ignored = families.race_ignored.labels(tenant)
         self.opened = families.opened.labels(tenant)
         self.resumed = families.resumed.labels(tenant)
         self.busy = families.busy.labels(tenant)

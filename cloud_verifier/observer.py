@@ -41,6 +41,27 @@ class RoundReport:
     ended: float
 
 
+@dataclass(frozen=True)
+class RaceReport:
+    """One forward of a racing session. Times are the event loop's, in seconds."""
+
+    session: str
+    """What the log calls the session; not its id."""
+    tenant: str
+    drafted: int
+    """Nodes that the forward took along."""
+    committed: int
+    """Tokens it committed: the nodes that came true and, unless the last of them ends the text, one more."""
+    received: int
+    """Nodes that came since the report before."""
+    ignored: int
+    """Of them, those that came late, twice, or out of nowhere, or found no room."""
+    arrived: float
+    """When the token was asked for: the end of the forward before."""
+    started: float
+    ended: float
+
+
 class Observer:
     """Takes reports and does nothing with them; subclasses override what they care for.
 
@@ -52,6 +73,9 @@ class Observer:
 
     def round(self, report: RoundReport) -> None:
         """A chain was decided, or a token decoded."""
+
+    def race(self, report: RaceReport) -> None:
+        """A racing session's forward was decided."""
 
     def opened(self, tenant: str) -> None:
         """A session began."""
@@ -88,6 +112,10 @@ class Observers(Observer):
     def round(self, report: RoundReport) -> None:
         for observer in self._observers:
             observer.round(report)
+
+    def race(self, report: RaceReport) -> None:
+        for observer in self._observers:
+            observer.race(report)
 
     def opened(self, tenant: str) -> None:
         for observer in self._observers:

@@ -9,6 +9,8 @@ Work is taken by deadline, ties first come. The rules that keep anything from wa
   in every second one where the line above gives a check its turn.
 - Work that does not fit is passed over for what is behind it, which thereby never takes the place of what is
   ahead.
+- Spare work comes last, and makes no batch due unless nobody else can join it; after its time it is work like
+  any other, of that age.
 
 So a check waits at most as many batches as checks were ahead of it when it came, at most twice that and one
 where some check needs more than half of the budget. New work has later deadlines, so what is ahead of a
@@ -39,6 +41,8 @@ class Work:
     """How urgent the work is. Nothing is dropped when it passes."""
     divisible: bool = False
     """Whether it may be spread over several batches, as a prefill; a check goes as a whole."""
+    spare_until: float | None = None
+    """Until then it only fills what room others leave, or a target that nobody else can need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class Scheduler:
         self._waiting: dict[int, _Waiting] = {}  # by sequence, oldest first
         self._checks = _Line(self._waiting)
         self._prefills = _Line(self._waiting)
+        self._spare: dict[int, _Spare] = {}
         self._num_tokens = 0
         self._order = itertools.count()
         self._latest = -math.inf
@@ -75,25 +80,36 @@ class Scheduler:
 
     def __len__(self) -> int:
         """How many sequences wait."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._spare)
 
     def add(self, work: Work) -> None:
         """Let ``work`` wait. It comes in order of arrival, and no other work of its sequence waits."""
         assert work.sequence not in self._waiting
+        assert work.sequence not in self._spare
         assert work.num_tokens >= 1
         assert work.divisible or work.num_tokens <= self._budget
         assert work.arrival >= self._latest
         self._latest = work.arrival
+        if work.spare_until is not None and work.spare_until > work.arrival:
+            assert not work.divisible
+            self._spare[work.sequence] = _Spare(work.spare_until, work.num_tokens)
+            return
         entry = _Waiting(work.deadline, next(self._order), work.arrival, work.sequence, work.num_tokens)
         self._waiting[work.sequence] = entry
         self._num_tokens += work.num_tokens
         (self._prefills if work.divisible else self._checks).add(entry)
 
+    def press(self, sequence: int, now: float) -> None:
+        """From ``now`` on the work of ``sequence``, if it waits, is due like any other."""
+        spare = self._spare.pop(sequence, None)
+        if spare is not None:
+            self.add(Work(sequence, spare.num_tokens, now, now))
+
     def cancel(self, sequence: int) -> bool:
         """Forget what waits of ``sequence``; whether anything did."""
         entry = self._waiting.pop(sequence, None)
         if entry is None:
-            return False
+            return self._spare.pop(sequence, None) is not None
         self._num_tokens -= entry.num_tokens
         return True
 
@@ -103,18 +119,24 @@ class Scheduler:
         It is due if the budget is full, if the oldest work has waited long enough, or if nobody else can
         join: ``num_live`` counts the sequences that may bring work, with those that wait.
         """
-        wake_at = self.wake_at()
-        if wake_at is None:
+        for sequence in [sequence for sequence, spare in self._spare.items() if spare.until <= now]:
+            self.press(sequence, now)
+        if not len(self):
             return None
-        if now < wake_at and self._num_tokens < self._budget and len(self._waiting) < num_live:
+        if now < self._due_at() and self._num_tokens < self._budget and len(self) < num_live:
             return None
         return self._fill()
 
     def wake_at(self) -> float | None:
-        """When a batch is due even if nothing else comes; None if nothing waits."""
-        if not self._waiting:
-            return None
-        return next(iter(self._waiting.values())).arrival + self._wait_s
+        """When to look for a batch even if nothing else comes; None if nothing waits."""
+        pressed = min((spare.until for spare in self._spare.values()), default=math.inf)
+        wake_at = min(self._due_at(), pressed)
+        return None if wake_at == math.inf else wake_at
+
+    def _due_at(self) -> float:
+        """When the oldest work has waited long enough."""
+        oldest = next(iter(self._waiting.values()), None)
+        return math.inf if oldest is None else oldest.arrival + self._wait_s
 
     def _fill(self) -> Batch:
         urgent, reserved = self._urgent_prefills()
@@ -124,6 +146,11 @@ class Scheduler:
         while room and (prefill := next(prefills, None)):
             parts.append(self._take(prefill, min(room, prefill.num_tokens)))
             room -= parts[-1].num_tokens
+        for sequence, spare in list(self._spare.items()):
+            if spare.num_tokens <= room:
+                del self._spare[sequence]
+                parts.append(Part(sequence, spare.num_tokens))
+                room -= spare.num_tokens
         return Batch(tuple(parts), self._budget - room)
 
     def _urgent_prefills(self) -> tuple[list[_Waiting], int]:
@@ -176,6 +203,13 @@ class _Waiting(NamedTuple):
     order: int
     arrival: float
     sequence: int
+    num_tokens: int
+
+
+class _Spare(NamedTuple):
+    """A check that waits for room that others leave."""
+
+    until: float
     num_tokens: int
 
 

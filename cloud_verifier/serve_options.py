@@ -16,9 +16,11 @@ from acespec.cloud_verifier.config_file import use_config
 from acespec.cloud_verifier.limits import Limits
 from acespec.cloud_verifier.option_groups import OptionGroup, Size, Whole, all_options
 from acespec.cloud_verifier.security_settings import AUTHENTICATIONS, JWT_ALGORITHMS
+from acespec.cloud_verifier.serve_settings import NO_RACE
 from acespec.cloud_verifier.server_options import ServerOptions
 from acespec.logs import LOG_FORMATS
 from acespec.options import THREADS, FiniteRange
+from acespec.wire import Eagerness
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -188,6 +190,33 @@ scheduling.add(
     **MS,
 )
 
+race = OptionGroup("Race")
+race.add(
+    "--race-eagerness",
+    "When a racing session's forwards run: at once, in others' spare room while it has no drafts, or once "
+    "it has drafts.",
+    default=DEFAULTS["race_eagerness"].value,
+    type=click.Choice([*[eagerness.value for eagerness in Eagerness], NO_RACE]),
+)
+race.add(
+    "--race-patience-ms",
+    "With eagerness cost, how long drafts are waited for.",
+    default=DEFAULTS["race_patience_ms"],
+    **MS,
+)
+race.add(
+    "--max-race-nodes",
+    "Drafted tokens kept for a session.",
+    default=DEFAULTS["max_race_nodes"],
+    type=COUNT,
+)
+race.add(
+    "--max-race-width",
+    "Drafted tokens of a session in one forward.",
+    default=DEFAULTS["max_race_width"],
+    type=COUNT,
+)
+
 operations = OptionGroup("Operations")
 operations.add(
     "--drain-timeout",
@@ -220,7 +249,7 @@ configuration.add(
     "--print-config", "Check everything but the model, print what is in force, and exit.", is_flag=True
 )
 
-GROUPS = (target, network, security, limits, scheduling, operations, configuration)
+GROUPS = (target, network, security, limits, scheduling, race, operations, configuration)
 
 
 def serve_options(function: F) -> F:

@@ -12,6 +12,10 @@ from acespec.cloud_verifier.security_settings import SecuritySettings, security_
 from acespec.cloud_verifier.server_options import ServerOptions
 from acespec.errors import AcespecError
 from acespec.logs import LogFormat
+from acespec.wire import Eagerness
+
+NO_RACE = "off"
+"""What says that nobody races."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,8 @@ class ServeSettings:
 def serve_settings(values: Mapping[str, Any]) -> ServeSettings:
     """The settings in the options' ``values``, by key. Raises ``AcespecError`` for one out of range."""
     try:
-        limits = filled(Limits, values)
+        eagerness = None if values["race_eagerness"] == NO_RACE else Eagerness(values["race_eagerness"])
+        limits = filled(Limits, {**values, "race_eagerness": eagerness})
         max_streams = values["max_streams"] or limits.max_sessions + max(1, limits.max_sessions // 4)
         server = filled(ServerOptions, {**values, "max_streams": max_streams})
     except ValueError as error:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -23,16 +22,20 @@ from acespec.cloud_verifier.busy import BusyError
 from acespec.cloud_verifier.committed import CommittedText
 from acespec.cloud_verifier.observer import RoundReport
 from acespec.cloud_verifier.pacing import look_at
-from acespec.cloud_verifier.seats import NoRoomError, Seat
+from acespec.cloud_verifier.race import Race
+from acespec.cloud_verifier.seating import Seating
+from acespec.cloud_verifier.seats import Seat
 from acespec.cloud_verifier.shared import Shared
 from acespec.cloud_verifier.steps import Steps
 from acespec.cloud_verifier.tenants import Tenant
 from acespec.speculation import Weighted
 from acespec.wire import (
     SEQ_MODULUS,
+    AcceptanceMode,
     Codec,
     Commit,
     Decode,
+    Draft,
     EndVerdict,
     MoreDraws,
     MoreTarget,
@@ -99,12 +102,18 @@ class Session:
         self.tenant = tenant
         self.epoch = request.epoch
         self.codec = Codec(request.vocab_size, request.mode)
-        self.seat = Seat(min(request.token_limit, max_context), tenant.name)
+        races = shared.limits.race_eagerness is not None and request.mode is AcceptanceMode.COUPLED
+        max_tokens = min(request.token_limit, max_context)
+        if races and request.race:
+            max_tokens += _room_for_drafts(max_tokens, shared)
+        self.seat = Seat(max_tokens, tenant.name)
         self._request = replace(request, committed=())  # they are in the text
         self._shared = shared
         self._token_bits = token_bits(request.vocab_size)
         self._text = CommittedText(request, max_context)
         self._steps = Steps(self._request, self._text, self.seat, shared.batcher, shared.engine)
+        self._seating = Seating(tenant, self._text, self.seat, self._steps, shared)
+        self._race = Race(self.label, tenant, self._text, self.seat, self._steps, shared) if races else None
         self._rejection: Rejection | None = None
         self._next_seq = 0
         self._last: Round | Decode | None = None
@@ -114,6 +123,11 @@ class Session:
 
     def __str__(self) -> str:
         return f"session {self.label} of {self.tenant.name}"
+
+    @property
+    def races(self) -> bool:
+        """Whether a ``Decode`` of this session may be a race."""
+        return self._race is not None
 
     @property
     def kv_bytes(self) -> int:
@@ -127,21 +141,18 @@ class Session:
 
     def check_rate(self) -> None:
         """Raise ``BusyError`` if ``sit`` would do so because of the tenant's rate."""
-        now = asyncio.get_running_loop().time()
-        wait_s = self._shared.ledger.wait_s(self.tenant, len(self._text.tokens), now)
-        if wait_s > 0.0:
-            raise BusyError(math.ceil(1000.0 * wait_s))
+        self._seating.check_rate()
 
     async def sit(self) -> None:
         """Take the seat, and the tenant's rate for all tokens committed. Raises ``BusyError``."""
-        await self._take_seat(1)
-        self._rest()
+        await self._seating.take(1)
+        self._seating.rest()
 
     async def prefill(self, wanted: Callable[[], bool]) -> None:
         """Feed the committed tokens while ``wanted``, so that the first request finds them there."""
         await self._finish_work()
         with contextlib.suppress(BusyError):  # then the first request has to see to it
-            await self._take_seat(0)
+            await self._seating.take(0)
             await self._own(self._steps.fill(wanted))
 
     async def end(self) -> None:
@@ -156,6 +167,8 @@ class Session:
         A ``Decode`` may come again with a higher count: the answer then goes on where it ended, so that an
         edge that sends it in time lets the cloud decode on and on, and still says when it is to stop.
         """
+        if self._race is not None:  # before anything is waited for: the first drafts come right behind it
+            self._race.begin(request, self.epoch)
         await self._finish_work()
         told = 0
         if self._last is not None and request.seq == self._last.seq:
@@ -173,6 +186,10 @@ class Session:
         else:
             await self._decode(request, arrived, peer, max(self._decoded_from, peer.committed, told))
 
+    def take_draft(self, draft: Draft) -> bool:
+        """Take drafts up at once, whatever is under way; False if it is not the request they are for."""
+        return self._race is not None and self._race.take(draft)
+
     async def more_draws(self, request: MoreDraws, peer: Peer) -> None:
         """Answer with what follows the draws sent so far, or with an answer given before.
 
@@ -183,25 +200,22 @@ class Session:
             raise malformed(f"no draws are due for position {request.position}")
         if request.first_index not in rejection.due:
             raise malformed(f"no draws are due from index {request.first_index} on")
-        price, now = 1 + draws_at(request.first_index) // DRAWS_PER_TOKEN, asyncio.get_running_loop().time()
-        wait_s = self._shared.ledger.take(self.tenant, price, now)
-        if wait_s > 0.0:
-            raise BusyError(math.ceil(1000.0 * wait_s))
+        self._seating.pay(1 + draws_at(request.first_index) // DRAWS_PER_TOKEN)
         target = self._describe(rejection, request.first_index)
         await peer.send(self.codec.encode_cloud(MoreTarget(target)))
 
     async def _begin(self, request: Round | Decode, arrived: float) -> None:
         """Take on a new request, and decide it if it is a round."""
         if isinstance(request, Decode):
-            await self._take_seat(0)
-            self._rest()
+            await self._seating.take(0)
+            self._seating.rest()
             self._accept(request)
             return
-        await self._take_seat(len(request.chain) + 1)
+        await self._seating.take(len(request.chain) + 1)
         try:
             self._accept(request)
         except BaseException:
-            self._rest()
+            self._seating.rest()
             raise
         await self._own(self._round(request, arrived))
 
@@ -225,13 +239,14 @@ class Session:
         self._verdict = self.codec.encode_cloud(verdict)
 
     async def _decode(self, request: Decode, arrived: float, peer: Peer, position: int) -> None:
-        """Send what is committed from ``position`` on, and go on by one token at a time to the count.
+        """Send what is committed from ``position`` on, and go on by one step at a time to the count.
 
-        Each token is a step of its own, asked for when the one before is sent: other sessions get their turn,
-        and nothing is computed for an edge that does not read.
+        A step commits one token, in a race one or more. Each is asked for when what came of the one before is
+        sent: other sessions get their turn, and nothing is computed for an edge that does not read.
         """
         text = self._text
         goal = self._decoded_from + request.count
+        race = self._race if request.race else None
         compute_ms = 0.0
         while True:
             if position < len(text.tokens):
@@ -239,10 +254,15 @@ class Session:
                 await peer.send(self.codec.encode_cloud(Commit(position, tokens, compute_ms)))
                 position += len(tokens)
                 peer.told = position
-            if text.finished or position >= goal or peer.closed:
+            last = min(goal, position + text.remaining)
+            is_done = text.finished or position >= goal
+            if race is not None and not is_done:
+                await race.ready(last)
+            if is_done or peer.closed:
                 return
-            await self._take_seat_patiently()
-            compute_ms = await self._own(self._decode_one(arrived))
+            await self._seating.take_patiently()
+            step = self._decode_one(arrived) if race is None else race.step(last, arrived)
+            compute_ms = await self._own(step)
             arrived = asyncio.get_running_loop().time()
 
     async def _decode_one(self, arrived: float) -> float:
@@ -331,7 +351,7 @@ class Session:
         try:
             result = await work
         finally:
-            self._rest()
+            self._seating.rest()
         self._work = None  # one that failed stays: nothing can go on from there
         return result
 
@@ -340,40 +360,10 @@ class Session:
         if self._work is not None:
             await asyncio.shield(self._work)
 
-    def _rest(self) -> None:
-        self._shared.seats.rest(self.seat, asyncio.get_running_loop().time())
 
-    async def _take_seat(self, num_tokens: int) -> None:
-        """Get hold of the seat, and of the tenant's rate for ``num_tokens`` and those missing before them.
-
-        Raises ``BusyError``.
-        """
-        wait_s = await self._seat_wait_s(num_tokens)
-        if wait_s > 0.0:
-            raise BusyError(math.ceil(1000.0 * wait_s))
-
-    async def _seat_wait_s(self, num_tokens: int) -> float:
-        """Get hold of the seat and of the rate, which is 0.0, or of neither: the seconds to wait."""
-        now = asyncio.get_running_loop().time()
-        shared, steps = self._shared, self._steps
-        wait_s = shared.ledger.wait_s(self.tenant, num_tokens + steps.unpaid, now)
-        if wait_s > 0.0:  # nobody's keys and values are given up for it
-            return wait_s
-        try:
-            await shared.seats.take(self.seat, now)
-        except NoRoomError:
-            return shared.limits.busy_retry_ms / 1000.0
-        wait_s = shared.ledger.take(self.tenant, num_tokens + steps.unpaid, now)
-        if wait_s > 0.0:
-            self._rest()
-        else:
-            self.seat.paid = len(self._text.tokens) - 1
-        return wait_s
-
-    async def _take_seat_patiently(self) -> None:
-        """Get hold of the seat for one token, however long that takes."""
-        while (wait_s := await self._seat_wait_s(1)) > 0.0:  # noqa: ASYNC110 - on a clock
-            await asyncio.sleep(wait_s)
+def _room_for_drafts(text_tokens: int, shared: Shared) -> int:
+    """Drafted tokens a sequence of ``text_tokens`` is to hold beside them, as far as all the room goes."""
+    return min(shared.engine.info.kv_tokens - text_tokens, shared.limits.max_race_width)
 
 
 def _extends(request: Round | Decode, last: Round | Decode) -> bool:

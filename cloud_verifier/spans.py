@@ -10,7 +10,7 @@ from collections.abc import Callable
 from opentelemetry.context import Context
 from opentelemetry.trace import Tracer, set_span_in_context
 
-from acespec.cloud_verifier.observer import BatchReport, Observer, RoundReport
+from acespec.cloud_verifier.observer import BatchReport, Observer, RaceReport, RoundReport
 
 RECENT_BATCHES = 16
 """Forwards a round may still turn out to have been in."""
@@ -56,10 +56,16 @@ class SpanObserver(Observer):
         span.end(self._clock.to_wall_ns(report.ended))
 
     def round(self, report: RoundReport) -> None:
+        name = "round" if report.drafted else "decode"
+        self._span(name, report, {"acespec.drafted": report.drafted, "acespec.accepted": report.accepted})
+
+    def race(self, report: RaceReport) -> None:
+        self._span("race", report, {"acespec.drafted": report.drafted, "acespec.committed": report.committed})
+
+    def _span(self, name: str, report: RoundReport | RaceReport, attributes: dict[str, int]) -> None:
         parent = self._recent.get(report.started, Context())
         if parent is None:
             return  # its forward is not sampled
-        name = "round" if report.drafted else "decode"
         span = self._tracer.start_span(
             name, parent, start_time=self._clock.to_wall_ns(min(report.arrived, report.started))
         )
@@ -68,8 +74,7 @@ class SpanObserver(Observer):
                 {
                     "acespec.session": report.session,
                     "acespec.tenant": report.tenant,
-                    "acespec.drafted": report.drafted,
-                    "acespec.accepted": report.accepted,
+                    **attributes,
                     "acespec.queue_seconds": max(0.0, report.started - report.arrived),
                 }
             )

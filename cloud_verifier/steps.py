@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from acespec.cloud_verifier.acceptance import Decision, verify_coupled, verify_residual
+from acespec.cloud_verifier.acceptance import Decision, Walk, verify_coupled, verify_residual, walk_coupled
 from acespec.cloud_verifier.batcher import Batcher, StepAbandonedError, Timed
 from acespec.cloud_verifier.committed import CommittedText
+from acespec.cloud_verifier.draft_tree import NO_BRANCHES, Branches
 from acespec.cloud_verifier.engine import TargetEngine, TargetLogits
+from acespec.cloud_verifier.race_width import Offer
 from acespec.cloud_verifier.seats import Seat
 from acespec.wire import AcceptanceMode, Open
 
@@ -70,6 +72,33 @@ class Steps:
 
         timed = await self._batcher.check(sequence, tokens, decide)
         self._seat.filled = length + timed.result.accepted
+        return timed
+
+    async def race(self, grow: Callable[[Offer], Branches], *, spare: bool) -> Timed[Walk]:
+        """One forward of the last committed token, and of the nodes that ``grow`` brings as it begins.
+
+        As ``check`` otherwise: afterwards the sequence holds the text's tokens and those of the path.
+        """
+        sequence, text = self._sequence(), self._text
+        length = len(text.tokens)
+        branches = NO_BRANCHES
+
+        def bring(offer: Offer) -> Branches:
+            nonlocal branches
+            branches = grow(offer)
+            return branches
+
+        def decide(logits: TargetLogits) -> Walk:
+            request = self._request
+            walk = walk_coupled(
+                logits, branches, request.sampling, text.counts, request.seed, length, text.end_token_ids
+            )
+            if branches.tokens:
+                self._engine.keep(sequence, length, [length + node for node in walk.path])
+            return walk
+
+        timed = await self._batcher.race(sequence, text.tokens[-1], bring, decide, spare=spare)
+        self._seat.filled = length + len(timed.result.path)
         return timed
 
     def _sequence(self) -> int:

@@ -69,7 +69,7 @@ class Stream:
     def read_ahead(self, session: Session) -> Inbox:
         """From now on messages belong to ``session``."""
         self.session = session
-        self.inbox = Inbox(self._link, session.codec.decode_edge)
+        self.inbox = Inbox(self._link, session.codec.decode_edge, session.take_draft)
         return self.inbox
 
     def wait_for(self, waiting: Waiting) -> None:

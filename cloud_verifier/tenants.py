@@ -10,6 +10,8 @@ from acespec.wire import ErrorCode, SessionError
 MAX_NAME_LENGTH = 128
 FORGET_EVERY_S = 60.0
 """How often tenants whose bucket has filled up again are looked for."""
+UNBOUNDED = 2**31
+"""Tokens of a tenant whose rate has no bound."""
 CLOCK_SLACK_S = 1e-6
 """A wait shorter than this is over: a caller that comes back in time must not be put off by rounding."""
 
@@ -143,6 +145,17 @@ class TenantLedger:
         filling = max(0.0, self._usage.get(tenant.name, Usage()).full_at - now)
         wait_s = filling - max(0.0, 1.0 - tokens / rate)
         return wait_s if wait_s > CLOCK_SLACK_S else 0.0
+
+    def surplus(self, tenant: Tenant, now: float) -> int:
+        """How many tokens may be taken that are only worth having: those above half of what the bucket holds.
+
+        So what is checked beyond the next token keeps later ones waiting for half a second at most.
+        """
+        rate = tenant.quota.tokens_per_s
+        if rate is None:
+            return UNBOUNDED
+        filling = max(0.0, self._usage.get(tenant.name, Usage()).full_at - now)
+        return max(0, math.floor(rate * (0.5 - filling)))
 
     def _forget(self, now: float) -> None:
         if now < self._forget_at:

@@ -172,8 +172,7 @@ class Verifier:
                     return
                 if isinstance(message, Open | Resume):
                     raise malformed("the session is open already: open another stream for another session")
-                if isinstance(message, Draft):
-                    continue  # a hint, which may be ignored
+                assert not isinstance(message, Draft), "the inbox hands them over"
                 try:
                     if isinstance(message, MoreDraws):
                         await session.more_draws(message, stream)
@@ -270,6 +269,8 @@ class Verifier:
             idle_timeout_ms=max(1, round(1000.0 * limits.idle_timeout_s)),
             resume_ttl_ms=round(1000.0 * limits.resume_ttl_s),
             pad_sizes=limits.pad_sizes,
+            eagerness=limits.race_eagerness if session.races else None,
+            max_race_nodes=limits.max_race_nodes if session.races else 0,
         )
 
     async def _tell_busy(self, stream: Stream, busy: BusyError) -> None:

@@ -42,6 +42,7 @@ PACKED_CLOUD = [
     "more_sparse",
     "more_draws",
     "commit",
+    "race_commit",
 ]
 
 
@@ -95,6 +96,7 @@ def open_with(**changes: object) -> pb.EdgeMessage:
         (open_with(prompt_length=4), r"prompt_length must be 1\.\.3, not 4"),
         (open_with(token_limit=3), "3 tokens are committed and token_limit 3 leaves none"),
         (open_with(token_limit=2**24), "token_limit must be"),
+        (open_with(mode=2, race=True), "race belongs to coupled mode"),
     ],
 )
 def test_open_refuses(message: pb.EdgeMessage, pattern: str) -> None:
@@ -293,6 +295,10 @@ BITS = (3, 6)
         (COUPLED, "commit", packed((2**24 - 1, 24), (0, 8), (1, 9), (1, 9)), "position must be"),
         (COUPLED, "commit", packed((1, 24), (0, 8), (300, 9)), "token 300 is outside"),
         (COUPLED, "commit", packed((1, 24), (0, 8), (1, 9), (1, 7)), "padding"),
+        (COUPLED, "race_commit", packed((1, 24), (0, 8), (0, 16)), "6 bytes are too few"),
+        (COUPLED, "race_commit", packed((2**24 - 1, 24), (0, 8), (0, 16), (1, 9), (1, 9)), "position must"),
+        (COUPLED, "race_commit", packed((1, 24), (0, 8), (0, 16), (300, 9)), "token 300 is outside"),
+        (RESIDUAL, "race_commit", packed((1, 24), (0, 8), (0, 16), (1, 9)), "belongs to coupled mode"),
     ],
 )
 def test_cloud_messages_refuse(mode: AcceptanceMode, kind: str, data: bytes, pattern: str) -> None:

@@ -20,6 +20,7 @@ from acespec.cloud_verifier.serve_settings import ServeSettings, TargetSettings,
 from acespec.cloud_verifier.server_options import ServerOptions
 from acespec.cloud_verifier.tenants_file import new_token, token_hash
 from acespec.errors import AcespecError
+from acespec.wire import Eagerness
 from pki import LONG_AGO, now, write_pki
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,15 +45,25 @@ def test_every_bound_is_an_option_with_its_default_and_reaches_its_field(kind: A
     for field in dataclasses.fields(kind):
         key = field.name.removesuffix("_s")
         name = "--" + key.replace("_", "-")
-        value: Any = {"host": "::1", "pad_sizes": True, "max_chain": 62, "max_context": 99}.get(key)
+        value: Any = {
+            "host": "::1",
+            "pad_sizes": True,
+            "max_chain": 62,
+            "max_context": 99,
+            "race_eagerness": Eagerness.COST,
+        }.get(key)
         if value is None:
             assert isinstance(field.default, int | float)
             value = field.default + 1
-        arguments = [name] if value is True else [name, str(value)]
+        arguments = [name] if value is True else [name, getattr(value, "value", str(value))]
         changed = {"max_streams": 321} if key == "max_sessions" and kind is ServerOptions else {}
         assert getattr(settings_of(*arguments), part) == dataclasses.replace(
             kind(), **{field.name: value, **changed}
         )
+
+
+def test_the_race_can_be_switched_off() -> None:
+    assert settings_of("--race-eagerness", "off").limits.race_eagerness is None
 
 
 def test_streams_follow_sessions_unless_told_otherwise() -> None:

@@ -155,6 +155,7 @@ def opens(draw: st.DrawFn, vocab_size: int, mode: AcceptanceMode) -> Open:
         prompt_length=draw(st.integers(1, len(committed))),
         token_limit=draw(st.integers(len(committed) + 1, 2**24 - 1)),
         epoch=draw(epochs),
+        race=mode is COUPLED and draw(st.booleans()),
     )
 
 

@@ -12,9 +12,11 @@ from acespec.wire.errors import ErrorCode, SessionError
 from acespec.wire.layout import POSITION_LIMIT, downlink_bits_draws, downlink_bits_sparse, token_bits
 from acespec.wire.memory import memory_link
 from acespec.wire.messages import (
+    DRAFTED_MODULUS,
     MAX_CHAIN,
     MAX_DRAFT_NODES,
     MAX_NODE_DISTANCE,
+    MAX_RACE_NODES,
     PROTOCOL_VERSION,
     SEQ_MODULUS,
     AcceptanceMode,
@@ -48,9 +50,11 @@ from acespec.wire.prefix_check import PrefixCheck
 from acespec.wire.transport import CloudTransport, EdgeTransport, LinkBytes
 
 __all__ = [
+    "DRAFTED_MODULUS",
     "MAX_CHAIN",
     "MAX_DRAFT_NODES",
     "MAX_NODE_DISTANCE",
+    "MAX_RACE_NODES",
     "POSITION_LIMIT",
     "PROTOCOL_VERSION",
     "SEQ_MODULUS",

@@ -11,6 +11,7 @@ from acespec.wire.errors import ErrorCode, SessionError, malformed
 from acespec.wire.layout import POSITION_LIMIT, check_range, check_tokens, read_count, token_bits
 from acespec.wire.messages import (
     MAX_CHAIN,
+    MAX_RACE_NODES,
     PROTOCOL_VERSION,
     AcceptanceMode,
     Busy,
@@ -29,8 +30,6 @@ MAX_END_TOKENS = 64
 MAX_SESSION_ID = 64
 """Bytes."""
 MAX_RETRY_MS = 600_000
-MAX_RACE_NODES = 65_536
-"""Most nodes a server may say that it keeps."""
 
 _MODES = {
     AcceptanceMode.COUPLED: pb.ACCEPTANCE_MODE_COUPLED,
@@ -70,6 +69,7 @@ def encode_open(message: Open) -> pb.EdgeMessage:
             prompt_length=message.prompt_length,
             token_limit=message.token_limit,
             epoch=message.epoch,
+            race=message.race,
         )
     )
 
@@ -103,6 +103,8 @@ def decode_open(message: pb.EdgeMessage) -> Open:
     if len(fields.end_token_ids) > MAX_END_TOKENS:
         raise malformed(f"open: at most {MAX_END_TOKENS} end tokens, not {len(fields.end_token_ids)}")
     check_tokens("open: end_token_ids", fields.end_token_ids, fields.vocab_size)
+    if fields.race and fields.mode != pb.ACCEPTANCE_MODE_COUPLED:
+        raise malformed("open: a race belongs to coupled mode; this session is residual")
     return Open(
         model=_name("open: model", fields.model),
         fingerprint=_name("open: fingerprint", fields.fingerprint),
@@ -116,6 +118,7 @@ def decode_open(message: pb.EdgeMessage) -> Open:
         prompt_length=fields.prompt_length,
         token_limit=fields.token_limit,
         epoch=fields.epoch,
+        race=fields.race,
         protocol_version=fields.protocol_version,
     )
 

@@ -21,6 +21,11 @@ MAX_DRAFT_NODES = 255
 MAX_NODE_DISTANCE = 65_569
 """How far back, in ids, the node may lie that a drafted node follows."""
 
+DRAFTED_MODULUS = 65_536
+"""A ``Commit`` tells modulo this how many nodes have come."""
+MAX_RACE_NODES = 65_536
+"""Most drafted nodes that a server may say it keeps for a session."""
+
 
 class AcceptanceMode(str, Enum):
     """How the cloud decides on a drafted token (docs/exactness.md)."""
@@ -65,6 +70,8 @@ class Open:
     """Absolute position at which generation ends: at most this many tokens, prompt included."""
     epoch: int = 0
     """0 for a new generation; one more with each ``Open`` or ``Resume`` of the same one."""
+    race: bool = False
+    """Coupled mode: the edge means to race. Room is set aside for drafted tokens beside the text's."""
     protocol_version: int = PROTOCOL_VERSION
 
 
@@ -271,6 +278,9 @@ class Commit:
     position: int
     tokens: tuple[int, ...]
     compute_ms: float = 0.0
+    drafted: int | None = None
+    """In a race the server takes part in: the id behind that of the last node that came over this stream,
+    modulo ``DRAFTED_MODULUS``."""
 
 
 Verdict = TokenVerdict | EndVerdict | RejectVerdict

@@ -223,6 +223,7 @@ class CloudMessage(_message.Message):
     MORE_DRAWS_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
     OPENED_FIELD_NUMBER: _builtins.int
+    RACE_COMMIT_FIELD_NUMBER: _builtins.int
     BUSY_FIELD_NUMBER: _builtins.int
     RESET_FIELD_NUMBER: _builtins.int
     PADDING_FIELD_NUMBER: _builtins.int
@@ -256,6 +257,11 @@ class CloudMessage(_message.Message):
     """One token or more that the cloud committed by itself, the first of them at `position`.
       position:24 compute:8 tokens(token:T)...
     """
+    race_commit: _builtins.bytes
+    """The same in a race the server takes part in. `drafted` is the id behind that of the last node that came over
+    this stream, modulo 2^16: so the edge knows how fast its drafts arrive.
+      position:24 compute:8 drafted:16 tokens(token:T)...
+    """
     padding: _builtins.bytes
     """Bytes without a meaning, which hide the size of the rest."""
     @_builtins.property
@@ -283,15 +289,16 @@ class CloudMessage(_message.Message):
         more_draws: _builtins.bytes = ...,
         commit: _builtins.bytes = ...,
         opened: Global___Opened | None = ...,
+        race_commit: _builtins.bytes = ...,
         busy: Global___Busy | None = ...,
         reset: Global___Reset | None = ...,
         padding: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "commit", b"commit", "kind", b"kind", "more_draws", b"more_draws", "more_sparse", b"more_sparse", "opened", b"opened", "reset", b"reset", "verdict_draws", b"verdict_draws", "verdict_end", b"verdict_end", "verdict_sparse", b"verdict_sparse", "verdict_token", b"verdict_token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "commit", b"commit", "kind", b"kind", "more_draws", b"more_draws", "more_sparse", b"more_sparse", "opened", b"opened", "race_commit", b"race_commit", "reset", b"reset", "verdict_draws", b"verdict_draws", "verdict_end", b"verdict_end", "verdict_sparse", b"verdict_sparse", "verdict_token", b"verdict_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "commit", b"commit", "kind", b"kind", "more_draws", b"more_draws", "more_sparse", b"more_sparse", "opened", b"opened", "padding", b"padding", "reset", b"reset", "verdict_draws", b"verdict_draws", "verdict_end", b"verdict_end", "verdict_sparse", b"verdict_sparse", "verdict_token", b"verdict_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "commit", b"commit", "kind", b"kind", "more_draws", b"more_draws", "more_sparse", b"more_sparse", "opened", b"opened", "padding", b"padding", "race_commit", b"race_commit", "reset", b"reset", "verdict_draws", b"verdict_draws", "verdict_end", b"verdict_end", "verdict_sparse", b"verdict_sparse", "verdict_token", b"verdict_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["verdict_token", "verdict_end", "verdict_sparse", "verdict_draws", "more_sparse", "more_draws", "commit", "opened", "busy", "reset"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["verdict_token", "verdict_end", "verdict_sparse", "verdict_draws", "more_sparse", "more_draws", "commit", "opened", "race_commit", "busy", "reset"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -364,6 +371,7 @@ class Open(_message.Message):
     PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
     TOKEN_LIMIT_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    RACE_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol: 1."""
     model: _builtins.str
@@ -388,6 +396,10 @@ class Open(_message.Message):
     """Position at which generation ends, beyond the committed tokens and below 2^24."""
     epoch: _builtins.int
     """0 for a new generation; one more with each Open or Resume of the same one."""
+    race: _builtins.bool
+    """Coupled mode: the edge means to race. The server sets room aside for drafted tokens beside the text's; a session
+    that did not say so may race as well, in the room that its own text has left.
+    """
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end the text, at most 64."""
@@ -412,10 +424,11 @@ class Open(_message.Message):
         prompt_length: _builtins.int = ...,
         token_limit: _builtins.int = ...,
         epoch: _builtins.int = ...,
+        race: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "mode", b"mode", "model", b"model", "prompt_length", b"prompt_length", "protocol_version", b"protocol_version", "sampling", b"sampling", "seed", b"seed", "token_limit", b"token_limit", "vocab_size", b"vocab_size", "vocabulary_hash", b"vocabulary_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "mode", b"mode", "model", b"model", "prompt_length", b"prompt_length", "protocol_version", b"protocol_version", "race", b"race", "sampling", b"sampling", "seed", b"seed", "token_limit", b"token_limit", "vocab_size", b"vocab_size", "vocabulary_hash", b"vocabulary_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
