@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from acespec.cloud_verifier.kv_store import PAGE_TOKENS
 from acespec.cloud_verifier.transformers_engine import TransformersEngine
 from tiny_families import EXPERTS, SUPPORTED, UNSUPPORTED, family
 from tiny_target import MAX_CONTEXT, PADDED_VOCAB
+from token_trees import path_to
 
 VOCAB = 257
 INFO = TargetInfo("tiny", "f" * 64, "a" * 64, VOCAB, MAX_CONTEXT)
@@ -91,15 +92,41 @@ class TwoForms:
             engine.rollback(sequence, length)
         del self.texts[sequence][length:]
 
-    def step(self, fed: Mapping[int, tuple[list[int], int]]) -> None:
-        """Feed each sequence its tokens, ask for logits of its last ones, and compare both with the model."""
-        feeds = [Feed(sequence, ids(*tokens), wanted) for sequence, (tokens, wanted) in fed.items()]
+    def keep(self, sequence: int, length: int, rows: Sequence[int]) -> None:
+        for engine in self._engines:
+            engine.keep(sequence, length, rows)
+        text = self.texts[sequence]
+        text[length:] = [text[row] for row in rows]
+
+    def step(
+        self, fed: Mapping[int, tuple[list[int], int]], trees: Mapping[int, list[int]] | None = None
+    ) -> None:
+        """Feed each sequence its tokens, ask for logits of its last ones, and compare both with the model.
+
+        ``trees`` are the parents of those that are trees: the model is run once for each of their tokens.
+        """
+        trees = trees or {}
+        feeds = [
+            Feed(sequence, ids(*tokens), wanted, ids(*trees[sequence]) if sequence in trees else None)
+            for sequence, (tokens, wanted) in fed.items()
+        ]
         by_form = [engine.step(feeds) for engine in self._engines]
         for i, (sequence, (tokens, wanted)) in enumerate(fed.items()):
+            if sequence in trees:
+                expected = self._each_branch(self.texts[sequence], tokens, trees[sequence], wanted)
+            else:
+                expected = fresh_logits(self._reference, self.texts[sequence] + tokens)
             self.texts[sequence] += tokens
-            expected = fresh_logits(self._reference, self.texts[sequence])
             for results in by_form:
                 assert results[i].dtype == np.float32
                 assert results[i].shape == (wanted, VOCAB)
                 last = expected[len(expected) - wanted :]
                 np.testing.assert_allclose(results[i], last, atol=self._tolerance, rtol=0)
+
+    def _each_branch(
+        self, text: list[int], tokens: list[int], parents: list[int], wanted: int
+    ) -> NDArray[np.float32]:
+        """Logits of a tree's last ``wanted`` tokens: the last row of a forward for each."""
+        paths = [path_to(parents, token) for token in range(len(tokens) - wanted, len(tokens))]
+        rows = [fresh_logits(self._reference, text + [tokens[i] for i in path])[-1] for path in paths]
+        return np.stack(rows) if rows else np.empty((0, VOCAB), np.float32)

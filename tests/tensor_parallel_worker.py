@@ -100,7 +100,7 @@ def compare(sharded: TargetEngine, whole: TargetEngine) -> dict[str, object]:
 
 
 def work(engine: TargetEngine) -> tuple[list[NDArray[np.float32]], list[int], str]:
-    """Logits, a greedy text and an error: two sequences side by side, a rollback, a prefill, a bad step."""
+    """Logits, a greedy text and an error: two sequences side by side, a rollback, a bad step, a tree."""
     first, second = engine.open(48), engine.open(48)
     logits = engine.step([feed(first, PROMPT, 0), feed(second, [3, 1, 4, 1, 5, 9], 6)])
     engine.rollback(second, 2)
@@ -108,6 +108,9 @@ def work(engine: TargetEngine) -> tuple[list[NDArray[np.float32]], list[int], st
     error = refused(lambda: engine.step([feed(second, [7] * 200, 1)]))
     engine.step([feed(second, [8], 0)])
     logits += engine.step([feed(second, [9], 1)])
+    logits += engine.step([replace(feed(second, [7, 5, 8, 6], 4), parents=np.array([-1, 0, 0, 2]))])
+    engine.keep(second, 8, [9, 10])
+    logits += engine.step([feed(second, [4], 1)])
     engine.close(second)
     text = [PROMPT[0]]
     for _ in range(NEW_TOKENS):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle as Values
-from hypothesis.stateful import RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
 from acespec.cloud_verifier.engine import KvPoolFullError
-from acespec.cloud_verifier.kv_store import PAGE_TOKENS, KvStore, LayerRows
+from acespec.cloud_verifier.kv_store import PAGE_TOKENS, KvStore, LayerRows, pool_rows
 from acespec.cloud_verifier.packed_step import PackedStep, Part
+from token_trees import path_to, trees
 
 CPU = torch.device("cpu")
 LAYERS = {0: LayerRows((1, 1), (2, 3), torch.float64, CPU), 1: LayerRows((2, 1), (1, 1), torch.float64, CPU)}
@@ -20,7 +22,7 @@ NUM_PAGES = 12
 
 
 class KvStoreMachine(RuleBasedStateMachine):
-    """Sequences that open, are fed, rolled back, evicted and resumed, side by side.
+    """Sequences that open, are fed chains and trees, rolled back, evicted and resumed, side by side.
 
     Every row written carries a number of its own, so that a row two sequences share, or one that is lost,
     shows when the sequences are read.
@@ -33,6 +35,8 @@ class KvStoreMachine(RuleBasedStateMachine):
         self.store = KvStore(LAYERS, NUM_PAGES)
         self.held: dict[int, list[float]] = {}
         self.room: dict[int, int] = {}
+        self.trees: dict[int, list[int]] = {}
+        """Parents of those fed last to sequences of which no branch is chosen yet."""
         self.written = 0.0
 
     @property
@@ -50,17 +54,27 @@ class KvStoreMachine(RuleBasedStateMachine):
         self.held[handle], self.room[handle] = [], max_tokens
         return handle
 
-    @rule(fed=st.lists(st.tuples(sequences, st.integers(1, 2 * PAGE_TOKENS)), min_size=1, max_size=4))
-    def step(self, fed: list[tuple[int, int]]) -> None:
+    @rule(
+        fed=st.lists(
+            st.tuples(sequences, st.integers(1, 2 * PAGE_TOKENS) | trees(max_size=PAGE_TOKENS)),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    def step(self, fed: list[tuple[int, int | list[int]]]) -> None:
         parts: dict[int, Part] = {}
-        for handle, count in fed:
+        for handle, wanted in fed:
             held = self.store[handle]
+            count, parents = (wanted, None) if isinstance(wanted, int) else (len(wanted), np.array(wanted))
             fitting = min(count, held.max_tokens - held.length)
-            if fitting:
-                parts[handle] = Part(held.pages, held.length, fitting)
+            if fitting and handle not in self.trees:
+                own = None if parents is None else parents[:fitting]
+                parts[handle] = Part(held.pages, held.length, fitting, own)
         if not parts:
             return
         handles = list(parts)
+        self.store.settle(handles)
+        assert all(len(self.store[handle].astray) == 0 for handle in handles)
         step = PackedStep([*parts.values()], padded=False)
         numbers = torch.arange(sum(part.count for part in parts.values()), dtype=torch.float64) + self.written
         for layer, shape in LAYERS.items():
@@ -70,18 +84,36 @@ class KvStoreMachine(RuleBasedStateMachine):
         counts = [parts[handles[i]].count for i in step.order]
         for i, rows in zip(step.order, torch.split(numbers, counts), strict=True):
             self.held[handles[i]] += rows.tolist()
-            self.store[handles[i]].feed(parts[handles[i]].count, None)
+            part = parts[handles[i]]
+            self.store[handles[i]].feed(part.count, part.parents)
+            if part.parents is not None:
+                self.trees[handles[i]] = part.parents.tolist()
 
     @rule(handle=sequences, data=st.data())
     def rollback(self, handle: int, data: st.DataObject) -> None:
-        length = data.draw(st.integers(0, len(self.held[handle])))
+        num_in_tree = len(self.trees.pop(handle, []))
+        length = data.draw(st.integers(0, len(self.held[handle]) - num_in_tree))
         self.store.keep(handle, length, ())
         del self.held[handle][length:]
+
+    @precondition(lambda self: self.trees)
+    @rule(data=st.data())
+    def keep(self, data: st.DataObject) -> None:
+        """What of a branch begins right behind what was held may be told as a part of it, too."""
+        handle = data.draw(st.sampled_from(sorted(self.trees)))
+        parents, held = self.trees.pop(handle), self.held[handle]
+        before = len(held) - len(parents)
+        path = path_to(parents, data.draw(st.integers(0, len(parents) - 1)))
+        in_place = sum(token == i for i, token in enumerate(path))
+        told = data.draw(st.integers(0, in_place))
+        self.store.keep(handle, before + told, [before + token for token in path[told:]])
+        held[before:] = [held[before + token] for token in path]
 
     @rule(handle=consumes(sequences))
     def close(self, handle: int) -> None:
         self.store.close(handle)
         del self.held[handle], self.room[handle]
+        self.trees.pop(handle, None)
 
     @rule(target=sequences, handle=consumes(sequences))
     def evict_and_resume(self, handle: int) -> int:
@@ -99,7 +131,9 @@ class KvStoreMachine(RuleBasedStateMachine):
         for handle, numbers in self.held.items():
             held = self.store[handle]
             assert held.length == len(numbers)
-            rows = torch.from_numpy(Part(held.pages, 0, held.length).rows(0, held.length))
+            places = np.arange(held.length)
+            places[held.length - len(held.astray) :] = held.astray
+            rows = torch.from_numpy(pool_rows(held.pages, places))
             expected = torch.tensor(numbers, dtype=torch.float64)[:, None, None]
             for layer in LAYERS:
                 assert torch.equal(
@@ -158,3 +192,32 @@ def test_a_rollback_forward_is_a_bug() -> None:
     handle = store.open(5)
     with pytest.raises(AssertionError, match="cannot keep 1 tokens: it holds 0"):
         store.keep(handle, 1, ())
+
+
+@pytest.mark.parametrize(
+    ("length", "rows", "complaint"),
+    [
+        (2, (5,), "what follows 3 tokens cannot follow 2"),
+        (3, (5,), r"\[2\] of the tokens fed last are no branch"),
+        (3, (3, 4, 5), r"\[0, 1, 2\] of the tokens fed last are no branch"),
+        (5, (), r"\[0, 1\] of the tokens fed last are no branch"),
+        (3, (3, 6), "no branch"),
+    ],
+)
+def test_what_is_no_text_is_not_kept(length: int, rows: tuple[int, ...], complaint: str) -> None:
+    store = KvStore(LAYERS, 1)
+    handle = store.open(9)
+    store[handle].feed(3, None)
+    store[handle].feed(3, np.array([-1, -1, 0]))
+    with pytest.raises(AssertionError, match=complaint):
+        store.keep(handle, length, rows)
+
+
+def test_tokens_of_a_chain_are_not_left_out() -> None:
+    store = KvStore(LAYERS, 1)
+    handle = store.open(9)
+    store[handle].feed(5, None)
+    store.keep(handle, 3, (3,))
+    assert store[handle].length == 4
+    with pytest.raises(AssertionError, match=r"\[3\] do not follow the first 2 tokens"):
+        store.keep(handle, 2, (3,))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from acespec.cloud_verifier.kv_store import PAGE_TOKENS
 from acespec.cloud_verifier.packed_step import PackedStep, Part, grouped
 from acespec.cloud_verifier.ragged_attention import FOLDED_QUERIES, ScoreRule
+from token_trees import path_to, random_parents
 
 NUM_PAGES = 40
 HEADS, KV_HEADS, WIDTH, VALUE_WIDTH = 6, 2, 4, 3
@@ -25,7 +26,7 @@ RULES = [
 
 @st.composite
 def programs(draw: st.DrawFn) -> list[Part]:
-    """Parts of a step over pages in pieces or in one run."""
+    """Parts of a step, chains and trees, over pages in pieces or in one run."""
     free = list(range(NUM_PAGES))
     if draw(st.booleans()):
         draw(st.randoms(use_true_random=False)).shuffle(free)
@@ -34,7 +35,11 @@ def programs(draw: st.DrawFn) -> list[Part]:
         start = draw(st.sampled_from([0, 1, 7, 63, 64, 65, 130, 300]))
         count = draw(st.sampled_from([1, 1, 2, 5, 5, 17, FOLDED_QUERIES, FOLDED_QUERIES + 1, 70]))
         pages = sorted(free.pop() for _ in range(-(-(start + count) // PAGE_TOKENS)))
-        parts.append(Part(np.array(pages), start, count))
+        parents = None
+        if draw(st.booleans()):
+            random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+            parents = np.array(random_parents(random, count))
+        parts.append(Part(np.array(pages), start, count, parents))
     return parts
 
 
@@ -42,26 +47,32 @@ def expected_attention(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    start: int,
+    part: Part,
     window: int | None,
     rule: ScoreRule,
 ) -> torch.Tensor:
     """One token and head after the other: ``[n, H, V]`` of ``query`` ``[n, H, D]`` and all rows."""
     result = torch.empty(len(query), HEADS, VALUE_WIDTH, dtype=query.dtype)
     for i in range(len(query)):
-        position = start + i
-        first = 0 if window is None else max(0, position - window + 1)
+        seen = [*range(part.start), *(part.start + token for token in own_path(part, i))]
+        if window is not None:
+            seen = seen[-window:]
         for head in range(HEADS):
             kv_head = head // (HEADS // KV_HEADS)
-            scores = keys[first : position + 1, kv_head] @ query[i, head] * rule.scale
+            scores = keys[seen, kv_head] @ query[i, head] * rule.scale
             if rule.softcap is not None:
                 scores = rule.softcap * torch.tanh(scores / rule.softcap)
             weights = torch.exp(scores)
             total = weights.sum()
             if rule.sinks is not None:
                 total = total + torch.exp(rule.sinks[head])
-            result[i, head] = weights @ values[first : position + 1, kv_head] / total
+            result[i, head] = weights @ values[seen, kv_head] / total
     return result
+
+
+def own_path(part: Part, token: int) -> list[int]:
+    """Tokens of the feed that ``token`` sees."""
+    return [*range(token + 1)] if part.parents is None else path_to(part.parents.tolist(), token)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -95,13 +106,15 @@ def test_each_sequence_sees_its_own_rows_alone(
     result = step.attend(query, keys, values, window, rule)
 
     assert step.positions.tolist() == [
-        position for i in step.order for position in range(parts[i].start, parts[i].end)
+        parts[i].start + len(own_path(parts[i], token)) - 1
+        for i in step.order
+        for token in range(parts[i].count)
     ]
     counts = [parts[i].count for i in step.order]
     for i, found in zip(step.order, torch.split(result, counts), strict=True):
         own_query, own_keys, own_values = texts[i]
         start = parts[i].start
-        expected = expected_attention(own_query[start:], own_keys, own_values, start, window, rule)
+        expected = expected_attention(own_query[start:], own_keys, own_values, parts[i], window, rule)
         torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
 

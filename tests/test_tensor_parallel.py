@@ -190,6 +190,18 @@ class OneEngine(RuleBasedStateMachine):
         del self.texts[sequence][length:]
 
     @precondition(lambda self: self.texts)
+    @rule(data=st.data())
+    def keep(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(sorted(self.texts)))
+        text = self.texts[sequence]
+        length = data.draw(st.integers(0, len(text)))
+        rows = sorted(
+            data.draw(st.sets(st.integers(length, max(length, len(text) - 1)))) & {*range(len(text))}
+        )
+        self.group.leader.keep(sequence, length, rows)
+        text[length:] = [text[row] for row in rows]
+
+    @precondition(lambda self: self.texts)
     @rule(data=st.data(), failing=st.lists(st.booleans(), min_size=SIZE, max_size=SIZE))
     def step(self, data: st.DataObject, failing: list[bool]) -> None:
         chosen = data.draw(st.lists(st.sampled_from(sorted(self.texts)), min_size=1, unique=True))

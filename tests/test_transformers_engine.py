@@ -18,9 +18,12 @@ from acespec.errors import AcespecError
 from served_target import INFO, SERVED, VOCAB, TwoForms, fresh_logits, ids, target
 from tiny_families import CONTEXT
 from tiny_target import MAX_CONTEXT, tiny_model
+from token_trees import path_to, random_parents
 
 IN_PROGRAMS = ("llama 3, scaled rotary", "qwen 3", "mistral", "gemma 3", "phi 3")
 """Their tiny models each have something else: no window, one, or layers with and without."""
+LOOKED_AT = 12
+"""Tokens of a feed that are compared at most: each of a tree's takes a forward of its own."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,7 +41,7 @@ def _one_thread() -> Iterator[None]:
         st.lists(
             st.tuples(
                 st.integers(0, 4),  # which sequence
-                st.sampled_from(["feed", "feed", "feed", "roll back", "reopen"]),
+                st.sampled_from(["feed", "feed", "grow", "grow", "roll back", "reopen"]),
                 st.sampled_from([1, 1, 3, 5, 6, 20, 40]),  # tokens
                 st.integers(0, 40),  # of them, those with logits
             ),
@@ -55,12 +58,16 @@ def _one_thread() -> Iterator[None]:
 def test_any_program_gives_what_each_sequence_alone_would(
     name: str, program: list[list[tuple[int, str, int, int]]], seed: int
 ) -> None:
-    """Five sequences side by side; prefills and chains in one step, rolled back and closed at any time."""
+    """Five sequences side by side; prefills, chains and trees in a step, rolled back and closed at any time.
+
+    Of a tree a branch is kept, now and then none of it.
+    """
     random = np.random.default_rng(seed)
     both = two_forms(name)
     handles = [both.open(MAX_CONTEXT) for _ in range(5)]
     for actions in program:
         fed: dict[int, tuple[list[int], int]] = {}
+        trees: dict[int, list[int]] = {}
         for place, kind, count, wanted in actions:
             handle = handles[place]
             text = both.texts[handle]
@@ -70,12 +77,22 @@ def test_any_program_gives_what_each_sequence_alone_would(
                 both.close(handle)
                 handles[place] = both.open(MAX_CONTEXT)
             elif (fitting := min(count, MAX_CONTEXT - len(text))) > 0:
-                fed[handle] = random.integers(0, VOCAB, fitting).tolist(), min(wanted, fitting)
+                fed[handle] = random.integers(0, VOCAB, fitting).tolist(), min(wanted, fitting, LOOKED_AT)
+                if kind == "grow":
+                    trees[handle] = random_parents(random, fitting)
         if fed:
-            both.step(fed)
+            both.step(fed, trees)
+        for handle, parents in trees.items():
+            keep_a_branch(both, handle, parents, random)
     both.step({handle: ([5], 1) for handle in handles if len(both.texts[handle]) < MAX_CONTEXT})
     for handle in handles:
         both.close(handle)
+
+
+def keep_a_branch(both: TwoForms, handle: int, parents: list[int], random: np.random.Generator) -> None:
+    held = len(both.texts[handle]) - len(parents)
+    token = int(random.integers(-1, len(parents)))
+    both.keep(handle, held, [held + i for i in path_to(parents, token)] if token >= 0 else [])
 
 
 _forms: dict[str, TwoForms] = {}
@@ -105,6 +122,54 @@ def test_every_family_steps_ragged_batches(name: str) -> None:
     both.rollback(first, 22)
     both.rollback(second, 30)
     both.step({first: (tokens(4), 4), third: (tokens(12), 3), second: (tokens(6), 6)})
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_every_family_verifies_trees(name: str) -> None:
+    """Each token of a tree has the logits of its branch alone; a step after ``keep``, those of a fresh text.
+
+    Trees of other sequences and chains are in the same step; one is deeper than the windows of eight.
+    """
+    both = TwoForms(name, CONTEXT)
+    random = np.random.default_rng(4)
+    first, second, third = (both.open(CONTEXT) for _ in range(3))
+    both.step({first: ([5] * 11, 0), second: ([9, 8, 7], 0), third: ([1, 2], 1)})
+    broad, deep = [-1, 0, 0, 1, 0, 2, 3, 3, 1], [-1, 0, 1, 2, 3, 3, 4, 5, 6, 8, 9, 7, 10]
+    for _ in range(2):
+        fed = {
+            first: (random.integers(0, VOCAB, len(broad)).tolist(), len(broad)),
+            second: (random.integers(0, VOCAB, len(deep)).tolist(), len(deep)),
+            third: (random.integers(0, VOCAB, 3).tolist(), 3),
+        }
+        both.step(fed, {first: broad, second: deep})
+        for handle, parents, token in ((first, broad, 7), (second, deep, 11)):
+            held = len(both.texts[handle]) - len(parents)
+            both.keep(handle, held, [held + i for i in path_to(parents, token)])
+    both.step({first: ([3], 1), second: ([4, 5], 2), third: ([6], 1)})
+
+
+def test_a_tree_wider_than_the_folded_queries_crosses_pages() -> None:
+    both = TwoForms("mistral", max_context=1024, num_pages=26)
+    sequence, other = both.open(400), both.open(400)
+    random = np.random.default_rng(6)
+    both.step({sequence: (random.integers(0, VOCAB, 2 * PAGE_TOKENS - 20).tolist(), 0), other: ([1], 0)})
+    parents = random_parents(random, 80)
+    both.step(
+        {sequence: (random.integers(0, VOCAB, 80).tolist(), 80), other: ([2, 3, 4], 3)}, {sequence: parents}
+    )
+    held = len(both.texts[sequence]) - len(parents)
+    both.keep(sequence, held, [held + i for i in path_to(parents, 79)])
+    both.step({sequence: ([5, 6], 2), other: ([7], 1)})
+
+
+def test_kept_rows_are_rolled_back_before_they_are_moved() -> None:
+    both = TwoForms("llama 3, scaled rotary")
+    sequence = both.open(64)
+    both.step({sequence: ([1, 2, 3], 0)})
+    both.step({sequence: ([4, 5, 6, 7, 8], 5)}, {sequence: [-1, 0, 0, 2, 3]})
+    both.keep(sequence, 4, [5, 6, 7])
+    both.rollback(sequence, 6)
+    both.step({sequence: ([9, 9], 2)})
 
 
 def test_a_long_prompt_is_fed_beside_chains_over_many_pages() -> None:
@@ -208,13 +273,44 @@ def test_a_step_that_fails_changes_nothing(layer: int) -> None:
         ([-1], 0, "has an id"),
         ([VOCAB], 0, "in the vocabulary"),
         ([1] * 9, 0, "9 tokens, 8 said"),
+        ([1] * (MAX_CONTEXT + 1), 0, "within the context"),
     ],
 )
 def test_a_feed_that_cannot_be_is_a_bug(tokens: list[int], num_logits: int, complaint: str) -> None:
     engine = TransformersEngine(tiny_model(), INFO)
-    sequence = engine.open(8)
+    sequence = engine.open(8 if len(tokens) < MAX_CONTEXT else 2 * MAX_CONTEXT)
     with pytest.raises(AssertionError, match=complaint):
         engine.step([Feed(sequence, ids(*tokens), num_logits)])
+
+
+@pytest.mark.parametrize(
+    ("parents", "complaint"),
+    [([-1], "1 parents of 2"), ([-1, 1], "follows an earlier one"), ([-2, 0], "follows an earlier one")],
+)
+def test_parents_that_cannot_be_are_a_bug(parents: list[int], complaint: str) -> None:
+    engine = TransformersEngine(tiny_model(), INFO)
+    sequence = engine.open(8)
+    with pytest.raises(AssertionError, match=complaint):
+        engine.step([Feed(sequence, ids(1, 2), 1, ids(*parents))])
+
+
+def test_nothing_is_fed_behind_branches() -> None:
+    engine = TransformersEngine(tiny_model(), INFO)
+    sequence = engine.open(8)
+    engine.step([Feed(sequence, ids(1, 2), 0, ids(-1, 0))])  # a chain
+    engine.step([Feed(sequence, ids(3, 4), 0, ids(-1, -1))])
+    with pytest.raises(AssertionError, match="a branch is chosen before more is fed"):
+        engine.step([Feed(sequence, ids(5), 0)])
+    engine.keep(sequence, 2, [3])
+    engine.step([Feed(sequence, ids(5), 0)])
+
+
+def test_a_tree_may_hold_more_tokens_than_the_context_has_positions() -> None:
+    both = TwoForms("llama 3, scaled rotary")
+    sequence = both.open(MAX_CONTEXT + 3)
+    both.step({sequence: ([3] * (MAX_CONTEXT - 1), 0)})
+    both.step({sequence: ([1, 2, 3, 4], 4)}, {sequence: [-1, -1, -1, -1]})
+    both.keep(sequence, MAX_CONTEXT - 1, [MAX_CONTEXT + 1])
 
 
 def test_a_sequence_is_fed_once_a_step() -> None:
