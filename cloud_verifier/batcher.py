@@ -181,7 +181,7 @@ class Batcher:
         ask = self._asked[sequence] = Ask(sequence, tokens, decide, loop.create_future(), grow)
         if deadline is None:
             deadline = self.prefill_deadline() if decide is None else now
-        until = now + (self._costs.seconds(len(tokens)) or 0.0) if spare else None
+        until = now + self._costs.typical if spare else None
         self._scheduler.add(Work(sequence, len(tokens), now, deadline, decide is None, until))
         self._look_soon()
         try:
@@ -251,8 +251,7 @@ class Batcher:
             part.bring(part.ask.grow(Offer(share, len(parts), partial(self._costs.dearer, num_tokens))))
             assert part.num_tokens - 1 <= share
             room -= part.num_tokens - 1
-            num_tokens += part.num_tokens - 1
-        return num_tokens
+        return num_tokens + sum(part.num_tokens - 1 for part in racing)
 
     def _wake_at(self, when: float) -> None:
         if self._timer is not None and self._timer.when() > when:
@@ -291,7 +290,8 @@ class Batcher:
         num_tokens = sum(part.num_tokens for part in fed)
         prefill_tokens = sum(part.num_tokens for part in fed if part.ask.decide is None)
         if not prefill_tokens and not any(part.error for part in fed):
-            self._costs.observe(num_tokens, ended - started)
+            num_nodes = sum(part.num_tokens - 1 for part in fed if part.ask.grow is not None)
+            self._costs.observe(num_tokens, num_nodes, ended - started)
         self._observer.batch(BatchReport(len(fed), num_tokens, prefill_tokens, started, ended))
 
     def _settle(self, part: AskedPart, started: float, ended: float) -> None:

@@ -23,54 +23,57 @@ TRIED_AGAIN = 256
 
 @dataclass
 class _Cost:
-    """What forwards of one width take."""
+    """What one kind of forward takes."""
 
     seconds: float
     count: int = 1
     measured: int = 0
     """Number of the forward it was measured at last."""
 
+    def observe(self, seconds: float, measured: int) -> None:
+        self.count += 1
+        self.measured = measured
+        if self.count <= ENOUGH:
+            self.seconds = min(self.seconds, seconds)
+        else:
+            self.seconds += SMOOTHING * (min(seconds, OUTLIER * self.seconds) - self.seconds)
+
 
 class ForwardCosts:
-    """Seconds of a forward by its number of tokens, as measured."""
+    """Seconds of a forward, as measured: without drafted nodes by its tokens, with them by its width."""
 
     def __init__(self) -> None:
-        self._costs: dict[int, _Cost] = {}
+        self._plain: dict[int, _Cost] = {}
+        self._wide: dict[int, _Cost] = {}
         self._num_forwards = 0
+        self.typical = 0.0
+        """Seconds of a forward without nodes, lately; 0.0 before the first."""
 
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """One forward of checks alone took ``seconds``."""
+    def observe(self, num_tokens: int, num_nodes: int, seconds: float) -> None:
+        """One forward of checks alone, ``num_nodes`` of whose tokens were drafted nodes, took ``seconds``."""
         self._num_forwards += 1
-        width = _width(num_tokens)
-        cost = self._costs.get(width)
-        if cost is None:
-            self._costs[width] = _Cost(seconds, measured=self._num_forwards)
-            return
-        cost.count += 1
-        cost.measured = self._num_forwards
-        if cost.count <= ENOUGH:
-            cost.seconds = min(cost.seconds, seconds)
+        costs, key = (self._wide, _width(num_tokens)) if num_nodes else (self._plain, num_tokens)
+        if key in costs:
+            costs[key].observe(seconds, self._num_forwards)
         else:
-            cost.seconds += SMOOTHING * (min(seconds, OUTLIER * cost.seconds) - cost.seconds)
-
-    def seconds(self, num_tokens: int) -> float | None:
-        """What a forward of ``num_tokens`` takes, if any such was measured."""
-        cost = self._costs.get(_width(num_tokens))
-        return None if cost is None else cost.seconds
+            costs[key] = _Cost(seconds, measured=self._num_forwards)
+        if not num_nodes:
+            self.typical = costs[key].seconds
 
     def room(self, num_tokens: int) -> int:
-        """How many more tokens a forward of ``num_tokens`` may have for at most ``DEARER`` times its cost.
+        """How many nodes a forward of ``num_tokens`` may take along for at most ``DEARER`` times its cost.
 
-        One width beyond those measured is tried. None, while the plain forward itself is not well known.
+        One width beyond those measured is tried. None, while no plain forward of so many tokens or fewer is
+        well known.
         """
-        plain = self._costs.get(_width(num_tokens))
-        if plain is None or plain.count < ENOUGH or self._is_old(plain):
+        plain = self._plain_cost(num_tokens)
+        if plain is None:
             return 0
         widest = num_tokens
         for width in WIDTHS:
             if width <= num_tokens:
                 continue
-            cost = self._costs.get(width)
+            cost = self._wide.get(width)
             too_dear = cost is not None and cost.seconds > DEARER * plain.seconds
             if cost is not None and too_dear and cost.count >= ENOUGH and not self._is_old(cost):
                 break
@@ -79,14 +82,23 @@ class ForwardCosts:
                 break
         return widest - num_tokens
 
-    def dearer(self, num_tokens: int, more: int) -> float:
-        """What ``more`` tokens make a forward of ``num_tokens`` cost, as a factor; 1.0 where nobody knows."""
-        plain = self.seconds(num_tokens)
-        if plain is None or plain <= 0.0:
+    def dearer(self, num_tokens: int, num_nodes: int) -> float:
+        """What ``num_nodes`` make a forward of ``num_tokens`` cost, as a factor; 1.0 where nobody knows."""
+        plain = self._plain_cost(num_tokens)
+        if plain is None or plain.seconds <= 0.0:
             return 1.0
-        last = _width(num_tokens + more)
-        between = [self._costs.get(width) for width in WIDTHS if num_tokens < width <= last]
-        return max([1.0, *[cost.seconds / plain for cost in between if cost is not None]])
+        last = _width(num_tokens + num_nodes)
+        between = [self._wide.get(width) for width in WIDTHS if num_tokens < width <= last]
+        return max([1.0, *[cost.seconds / plain.seconds for cost in between if cost is not None]])
+
+    def _plain_cost(self, num_tokens: int) -> _Cost | None:
+        """That of the plain forward nearest to one of ``num_tokens``, of those that are not wider."""
+        known = [
+            tokens
+            for tokens, cost in self._plain.items()
+            if tokens <= num_tokens and cost.count >= ENOUGH and not self._is_old(cost)
+        ]
+        return self._plain[max(known)] if known else None
 
     def _is_old(self, cost: _Cost) -> bool:
         return self._num_forwards - cost.measured >= TRIED_AGAIN

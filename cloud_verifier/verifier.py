@@ -47,7 +47,9 @@ SESSION_ID_BYTES = 16
 GOODBYE_S = 1.0
 """How long a last ``Reset`` may wait for room in its stream."""
 MOST_DROPPED = 1
-"""Messages that may follow an ``Open`` or ``Resume`` that led to no session: the edge does not wait."""
+"""Requests that may follow an ``Open`` or ``Resume`` that led to no session: the edge does not wait."""
+MOST_DRAFTS_DROPPED = 256
+"""Drafts that may follow them."""
 
 
 class Verifier:
@@ -187,10 +189,13 @@ class Verifier:
 
     async def _introduce(self, stream: Stream) -> Session | None:
         """Read until a session stands; None if the edge leaves before."""
-        dropped = MOST_DROPPED
+        dropped, drafts_dropped = MOST_DROPPED, MOST_DRAFTS_DROPPED
         while (message := await stream.first()) is not None:
             if message.WhichOneof("kind") == "close":
                 return None
+            if message.WhichOneof("kind") == "draft" and drafts_dropped < MOST_DRAFTS_DROPPED:
+                drafts_dropped += 1
+                continue
             if dropped < MOST_DROPPED and message.WhichOneof("kind") not in ("open", "resume"):
                 dropped += 1
                 continue
@@ -202,7 +207,7 @@ class Verifier:
                 session = await self._open(request, stream) if isinstance(request, Open) else None
             except BusyError as busy:
                 await self._tell_busy(stream, busy)
-                dropped = 0
+                dropped = drafts_dropped = 0
                 continue
             if isinstance(request, Resume):
                 session = await self._resume(request, stream)
@@ -210,7 +215,7 @@ class Verifier:
                 self._streams_of[session] = stream
                 return session
             await stream.send(encode_reset(Reset(request.epoch, ResetReason.UNKNOWN_SESSION)))
-            dropped = 0
+            dropped = drafts_dropped = 0
         return None
 
     async def _open(self, request: Open, stream: Stream) -> Session:

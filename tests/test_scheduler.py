@@ -299,3 +299,63 @@ def _compare(scheduler: Scheduler, simulation: Simulation, now: float, num_live:
         assert taken.num_tokens == sum(part.num_tokens for part in taken.parts) <= simulation.budget
         assert len({part.sequence for part in taken.parts}) == len(taken.parts)
     assert len(scheduler) == len(simulation.waiting)
+
+
+# --- spare work ---------------------------------------------------------------------------------------------
+
+
+def spare(sequence: int, until: float, arrival: float = 0.0) -> Work:
+    return Work(sequence, 1, arrival, arrival, spare_until=until)
+
+
+def test_spare_work_takes_room_in_a_batch_of_others_and_makes_none_due() -> None:
+    scheduler = Scheduler(token_budget=8, wait_s=0.002)
+    scheduler.add(spare(1, until=1.0))
+    assert scheduler.next_batch(0.5, num_live=2) is None
+    assert scheduler.wake_at() == 1.0
+    scheduler.add(Work(2, 4, 0.5, 0.5))
+    assert scheduler.wake_at() == pytest.approx(0.502)
+    batch = scheduler.next_batch(0.502, num_live=3)
+    assert batch is not None
+    assert [part.sequence for part in batch.parts] == [2, 1]
+    assert len(scheduler) == 0
+
+
+def test_spare_work_yields_to_all_other_work() -> None:
+    scheduler = Scheduler(token_budget=4, wait_s=0.0)
+    scheduler.add(spare(1, until=1.0))
+    scheduler.add(Work(2, 3, 0.0, 0.0))
+    scheduler.add(Work(3, 9, 0.0, 5.0, divisible=True))
+    batch = scheduler.next_batch(0.0, num_live=3)
+    assert batch is not None
+    assert [(part.sequence, part.num_tokens) for part in batch.parts] == [(2, 3), (3, 1)]
+
+
+def test_spare_work_runs_where_nobody_else_can_come() -> None:
+    scheduler = Scheduler(token_budget=8, wait_s=0.002)
+    for sequence in (1, 2):
+        scheduler.add(spare(sequence, until=9.0))
+    batch = scheduler.next_batch(0.0, num_live=2)
+    assert batch is not None
+    assert batch.num_tokens == 2
+
+
+@pytest.mark.parametrize("how", ["its time is over", "pressed"])
+def test_spare_work_becomes_work_like_any_other(how: str) -> None:
+    scheduler = Scheduler(token_budget=8, wait_s=0.002)
+    scheduler.add(spare(1, until=1.0))
+    if how == "pressed":
+        scheduler.press(1, 0.25)
+        scheduler.press(7, 0.25)
+    now = 0.25 if how == "pressed" else 1.0
+    assert scheduler.next_batch(now, num_live=9) is None
+    assert scheduler.wake_at() == pytest.approx(now + 0.002)
+    assert scheduler.next_batch(now + 0.002, num_live=9) is not None
+
+
+def test_spare_work_can_be_cancelled() -> None:
+    scheduler = Scheduler(token_budget=8, wait_s=0.002)
+    scheduler.add(spare(1, until=1.0))
+    assert scheduler.cancel(1)
+    assert not scheduler.cancel(1)
+    assert scheduler.wake_at() is None
