@@ -54,6 +54,11 @@ class DraftTree:
         """Nodes that may still come true."""
         return len(self._nodes)
 
+    @property
+    def next_id(self) -> int:
+        """The id behind that of the last node that was offered."""
+        return self._next_id
+
     def add(self, draft: Draft) -> int:
         """Take the nodes of ``draft``; returns how many of them are new and may come true."""
         before = len(self._nodes)

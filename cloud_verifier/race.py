@@ -14,7 +14,7 @@ from acespec.cloud_verifier.seats import Seat
 from acespec.cloud_verifier.shared import Shared
 from acespec.cloud_verifier.steps import Steps
 from acespec.cloud_verifier.tenants import Tenant
-from acespec.wire import Decode, Draft, Eagerness, Round
+from acespec.wire import DRAFTED_MODULUS, Decode, Draft, Eagerness, Round
 
 
 class Race:
@@ -64,6 +64,11 @@ class Race:
             if self._seat.sequence is not None:
                 self._shared.batcher.press(self._seat.sequence)
         return True
+
+    @property
+    def num_drafted(self) -> int:
+        """The id behind that of the last node that came over the stream, as a ``Commit`` tells it."""
+        return self._tree.next_id % DRAFTED_MODULUS
 
     async def ready(self, goal: int) -> None:
         """Where forwards are to be few: wait for drafts, not for ever, nor where they could bring nothing."""

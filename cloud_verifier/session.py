@@ -251,7 +251,8 @@ class Session:
         while True:
             if position < len(text.tokens):
                 tokens = tuple(text.tokens[position:])
-                await peer.send(self.codec.encode_cloud(Commit(position, tokens, compute_ms)))
+                drafted = None if race is None else race.num_drafted
+                await peer.send(self.codec.encode_cloud(Commit(position, tokens, compute_ms, drafted)))
                 position += len(tokens)
                 peer.told = position
             last = min(goal, position + text.remaining)

@@ -28,6 +28,7 @@ CLOUD_FIELDS = (
     "more_sparse",
     "more_draws",
     "commit",
+    "race_commit",
 )
 LONGEST_REASON = 600
 """Characters of a refusal: it names at most one model, of 256 characters."""

@@ -218,9 +218,10 @@ resets = st.builds(Reset, epochs, st.sampled_from(ResetReason))
 
 
 @st.composite
-def commits(draw: st.DrawFn, vocab_size: int) -> Commit:
+def commits(draw: st.DrawFn, vocab_size: int, mode: AcceptanceMode) -> Commit:
     committed = draw(tokens(vocab_size, 1, 100))
-    return Commit(draw(st.integers(0, 2**24 - len(committed))), committed, draw(durations))
+    drafted = draw(st.none() | st.integers(0, 2**16 - 1)) if mode is COUPLED else None
+    return Commit(draw(st.integers(0, 2**24 - len(committed))), committed, draw(durations), drafted)
 
 
 def cloud_messages(vocab_size: int, mode: AcceptanceMode) -> st.SearchStrategy[CloudMessage]:
@@ -228,7 +229,7 @@ def cloud_messages(vocab_size: int, mode: AcceptanceMode) -> st.SearchStrategy[C
         TokenVerdict, seqs, st.integers(0, MAX_CHAIN), st.integers(0, vocab_size - 1), server_times
     )
     ends = st.builds(EndVerdict, seqs, st.integers(1, MAX_CHAIN), server_times)
-    both = verdicts | ends | commits(vocab_size) | openeds | busies | resets
+    both = verdicts | ends | commits(vocab_size, mode) | openeds | busies | resets
     if mode is COUPLED:
         return both
     first_targets = sparse_targets(vocab_size) | target_draws(vocab_size, 0)

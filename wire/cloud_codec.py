@@ -50,6 +50,7 @@ from acespec.wire.times import decode_duration, encode_duration
 
 ACCEPTED_BITS = 6
 DURATION_BITS = 8
+DRAFTED_BITS = 16
 VERDICT_HEADER_BITS = SEQ_BITS + ACCEPTED_BITS + 2 * DURATION_BITS
 """What every verdict begins with: seq, accepted and the server's times."""
 
@@ -75,6 +76,8 @@ class CloudCodec:
         if isinstance(message, TokenVerdict):
             return pb.CloudMessage(verdict_token=self._encode_verdict_token(message))
         if isinstance(message, Commit):
+            if message.drafted is not None:
+                return pb.CloudMessage(race_commit=self._encode_commit(message))
             return pb.CloudMessage(commit=self._encode_commit(message))
         if isinstance(message, EndVerdict):
             assert message.accepted >= 1
@@ -153,20 +156,32 @@ class CloudCodec:
         writer = BitWriter()
         writer.write(message.position, POSITION_BITS)
         writer.write(encode_duration(message.compute_ms), DURATION_BITS)
+        if message.drafted is not None:
+            writer.write(message.drafted, DRAFTED_BITS)
         writer.write_all(message.tokens, self._token_bits)
         return writer.to_bytes()
 
     def _decode_commit(self, message: pb.CloudMessage) -> Commit:
-        reader = BitReader(message.commit)
-        if reader.remaining < POSITION_BITS + DURATION_BITS + self._token_bits:
-            raise malformed(f"commit: {len(message.commit)} bytes are too few")
+        return self._read_commit("commit", message.commit, races=False)
+
+    def _decode_race_commit(self, message: pb.CloudMessage) -> Commit:
+        if self._residual:
+            raise malformed("race_commit belongs to coupled mode; this session is residual")
+        return self._read_commit("race_commit", message.race_commit, races=True)
+
+    def _read_commit(self, what: str, data: bytes, races: bool) -> Commit:
+        reader = BitReader(data)
+        header_bits = POSITION_BITS + DURATION_BITS + (DRAFTED_BITS if races else 0)
+        if reader.remaining < header_bits + self._token_bits:
+            raise malformed(f"{what}: {len(data)} bytes are too few")
         position = reader.read(POSITION_BITS)
         compute_ms = decode_duration(reader.read(DURATION_BITS))
-        count = read_count("commit", reader, self._token_bits)
-        check_range("commit: position", position, 0, POSITION_LIMIT - count)
+        drafted = reader.read(DRAFTED_BITS) if races else None
+        count = read_count(what, reader, self._token_bits)
+        check_range(f"{what}: position", position, 0, POSITION_LIMIT - count)
         tokens = reader.read_all(count, self._token_bits)
-        check_tokens("commit", tokens, self._vocab_size)
-        return Commit(position, tuple(tokens), compute_ms)
+        check_tokens(what, tokens, self._vocab_size)
+        return Commit(position, tuple(tokens), compute_ms, drafted)
 
     _DECODERS: ClassVar[dict[str, Callable[[CloudCodec, pb.CloudMessage], CloudMessage]]] = {
         "opened": lambda _, message: decode_opened(message),
@@ -179,6 +194,7 @@ class CloudCodec:
         "more_sparse": _decode_more_sparse,
         "more_draws": _decode_more_draws,
         "commit": _decode_commit,
+        "race_commit": _decode_race_commit,
     }
     """Not bound to a codec, which would then live until a garbage collection: each session has one."""
 
