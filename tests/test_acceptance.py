@@ -18,7 +18,9 @@ from acespec.cloud_verifier.acceptance import (
     draws_at,
     verify_coupled,
     verify_residual,
+    walk_coupled,
 )
+from acespec.cloud_verifier.draft_tree import TIP, Branches
 from acespec.speculation import (
     DRAFT_BITS,
     InvalidLogitsError,
@@ -256,3 +258,78 @@ def test_the_form_does_not_depend_on_what_is_drawn(support: int, seeds: tuple[in
         type(describe_target(target, seed, FIRST, first, token_bits=16)) for seed in seeds for first in (8,)
     }
     assert len(forms) == 1
+
+
+# --- a tree in the place of the chain (the race) ------------------------------------------------------------
+
+
+@st.composite
+def branches_and_rows(draw: st.DrawFn) -> tuple[Branches, NDArray[np.float32]]:
+    """Nodes, siblings all different, and a row for what follows the text and each of them."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    for token, back in draw(st.lists(st.tuples(st.integers(0, VOCAB - 1), st.integers(0, 5)), max_size=25)):
+        parent = max(TIP, len(tokens) - 1 - back)
+        if (parent, token) not in zip(parents, tokens, strict=True):
+            tokens.append(token)
+            parents.append(parent)
+    generator = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rows = (1.5 * generator.standard_normal((len(tokens) + 1, VOCAB))).astype(np.float32)
+    return Branches(tuple(tokens), tuple(parents)), rows
+
+
+@given(
+    branches_and_rows(),
+    st.sampled_from(SAMPLINGS),
+    st.integers(0, 2**64 - 1),
+    st.sets(st.integers(0, VOCAB - 1), max_size=2),
+)
+@settings(max_examples=300)
+def test_a_walk_follows_the_target_s_own_picks(
+    drawn: tuple[Branches, NDArray[np.float32]], params: SamplingParams, seed: int, ends: set[int]
+) -> None:
+    branches, rows = drawn
+    prompt, generated = (1, 2), (3, 3, 4)
+    counts = TokenCounts(prompt, generated)
+    walk = walk_coupled(rows, branches, params, counts, seed, FIRST, ends)
+    at, seen = TIP, list(generated)
+    for k, token in enumerate(walk.tokens):
+        pick = coupled_pick(distribution(rows[at + 1], params, TokenCounts(prompt, seen)), seed, FIRST + k)
+        assert token == pick
+        seen.append(token)
+        below = [
+            i
+            for i, place in enumerate(zip(branches.parents, branches.tokens, strict=True))
+            if place == (at, token)
+        ]
+        if k < len(walk.path):
+            assert below == [walk.path[k]]
+            at = walk.path[k]
+            assert token not in ends or k + 1 == len(walk.tokens)
+        else:
+            assert below == []
+            assert k + 1 == len(walk.tokens)
+    assert len(walk.tokens) > len(walk.path) or walk.tokens[-1] in ends
+    assert walk.num_nodes == len(branches.tokens)
+    assert walk_coupled(rows, branches, params, counts, seed, FIRST, ends) == walk, "counts are as they were"
+
+
+@given(
+    st.lists(st.integers(0, VOCAB - 1), max_size=6),
+    st.sampled_from(SAMPLINGS),
+    st.integers(0, 999),
+    st.data(),
+)
+def test_a_chain_is_a_tree_of_one_branch(
+    chain: list[int], params: SamplingParams, seed: int, data: st.DataObject
+) -> None:
+    generator = np.random.default_rng(seed)
+    rows = (1.5 * generator.standard_normal((len(chain) + 1, VOCAB))).astype(np.float32)
+    counts, ends = TokenCounts((1,)), {data.draw(st.integers(0, VOCAB - 1))}
+    decision = verify_coupled(rows, chain, params, counts, seed, FIRST, ends)
+    walk = walk_coupled(
+        rows, Branches(tuple(chain), tuple(range(-1, len(chain) - 1))), params, counts, seed, FIRST, ends
+    )
+    assert walk.path == tuple(range(decision.accepted))
+    bonus = () if decision.next_token is None else (decision.next_token,)
+    assert walk.tokens == (*chain[: decision.accepted], *bonus)

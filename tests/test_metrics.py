@@ -21,7 +21,7 @@ from acespec import __version__
 from acespec.cloud_verifier.engine import TargetInfo
 from acespec.cloud_verifier.metrics import OTHER, SECONDS, PrometheusObserver
 from acespec.cloud_verifier.metrics_server import serve_metrics
-from acespec.cloud_verifier.observer import CLOSE_REASONS, BatchReport, Observer, RoundReport
+from acespec.cloud_verifier.observer import CLOSE_REASONS, BatchReport, Observer, RaceReport, RoundReport
 from acespec.errors import AcespecError
 from acespec.wire import ErrorCode
 from observed_session import ACCEPTED, CHAINS, DECODED, FORWARD_S, PROMPT, observed_session
@@ -102,6 +102,24 @@ def test_rounds_are_counted_by_tenant(reports: list[RoundReport]) -> None:
     computed = [report.ended - report.started for report in reports]
     check_histogram(values, "acespec_verifier_round_queue_seconds", queued)
     check_histogram(values, "acespec_verifier_round_compute_seconds", computed)
+
+
+def test_a_race_is_counted_by_tenant() -> None:
+    observer = PrometheusObserver(INFO)
+    for tenant, drafted, committed, received, ignored in [
+        ("a", 0, 1, 9, 2),
+        ("a", 7, 4, 0, 0),
+        ("b", 3, 1, 5, 5),
+    ]:
+        observer.race(RaceReport("5e" * 16, tenant, drafted, committed, received, ignored, 1.0, 1.5, 1.75))
+    values = served(observer)
+    for tenant, expected in {"a": [2, 5, 7, 9, 2], "b": [1, 1, 3, 5, 5]}.items():
+        assert [
+            values[(f"acespec_verifier_race_{name}_total", f"tenant={tenant}")]
+            for name in ("steps", "tokens", "checked_nodes", "received_nodes", "ignored_nodes")
+        ] == expected
+    check_histogram(values, "acespec_verifier_round_queue_seconds", [0.5] * 3)
+    check_histogram(values, "acespec_verifier_round_compute_seconds", [0.25] * 3)
 
 
 @given(reports=st.lists(batches, max_size=30))

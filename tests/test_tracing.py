@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 
-from acespec.cloud_verifier.observer import BatchReport, RoundReport
+from acespec.cloud_verifier.observer import BatchReport, RaceReport, RoundReport
 from acespec.cloud_verifier.spans import REANCHOR_S, RECENT_BATCHES, SpanObserver, WallClock
 from acespec.cloud_verifier.tracing import exporter_names, tracing_observer
 from observed_session import CHAINS, DECODED, observed_session
@@ -82,6 +82,21 @@ def test_a_round_stands_below_the_forward_it_was_in() -> None:
     assert [span.parent for span in (first, second)] == [None, None]
     assert [span.parent for span in rounds] == [first.context, second.context]
     assert [span.context.trace_id for span in rounds] == [first.context.trace_id, second.context.trace_id]
+
+
+def test_a_race_s_step_is_a_span_of_its_own_kind() -> None:
+    traced = Traced()
+    traced.observer.batch(batch(1.0, 2.0))
+    traced.observer.race(RaceReport(SESSION, "acme", 7, 4, 9, 2, 0.75, 1.0, 2.0))
+    first, step = traced.spans
+    assert (step.name, step.parent) == ("race", first.context)
+    assert dict(step.attributes or {}) == {
+        "acespec.session": SESSION,
+        "acespec.tenant": "acme",
+        "acespec.drafted": 7,
+        "acespec.committed": 4,
+        "acespec.queue_seconds": 0.25,
+    }
 
 
 def test_every_round_of_a_verifier_stands_below_its_forward() -> None:
