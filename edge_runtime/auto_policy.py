@@ -22,10 +22,10 @@ from acespec.wire import AcceptanceMode
 
 FIRST_PIECE = 4
 """Tokens the cloud is asked for at first: few, so that speculation that wins begins soon."""
-PIECE = 8
-"""Tokens the cloud is asked for at a time, besides those it computes in a round trip."""
-CAUTION = -1.0
-"""Standard errors by which acceptance is taken for lower before rounds begin."""
+PIECES = 2, 8
+"""Tokens the cloud is asked for at a time, besides those it computes in a round trip: least and most."""
+PIECE_SHARE = 0.25
+"""Of the text so far that a piece is between them: so much more must be known to decide anew."""
 
 
 class AutoPolicy:
@@ -38,6 +38,8 @@ class AutoPolicy:
         self._rounds = RoundsPolicy(drafter, controller)
         self._drafted = Chain()
         """What is drafted behind the committed tokens, between two stretches."""
+        self._newest = 0
+        """Tokens of the newest piece that the cloud was asked for."""
 
     async def run(self, session: EdgeSession) -> AsyncIterator[list[int]]:
         speculates = False
@@ -62,7 +64,8 @@ class AutoPolicy:
         beside = BesideDraft(session, self._drafter, self._controller.outcomes, self._drafted)
         beside.begin()
         try:
-            await session.decode(min(FIRST_PIECE, session.remaining))
+            self._newest = min(FIRST_PIECE, session.remaining)
+            await session.decode(self._newest)
             last_ms: float | None = None
             goes_on = True
             while session.finished is None and session.tokens_due > 0:
@@ -99,7 +102,7 @@ class AutoPolicy:
         round_trip, due = self._controller.round_trip, session.tokens_due
         in_flight = (round_trip.mean_ms + round_trip.spread_ms) / max(self._controller.cloud_ms, 1e-3)
         ahead = math.ceil(in_flight) + 1
-        if due > ahead:
+        if due > ahead or due >= self._newest:  # one request on its way at a time
             return True
         if self._enters(session):
             plan = self._controller.plan(len(session.committed) + due)
@@ -107,16 +110,23 @@ class AutoPolicy:
             beside.depth = plan.redraft if residual else plan.gamma
             beside.notice()
             return False
-        more = min(ahead + PIECE, session.remaining) - due
+        more = min(ahead + self._piece(session, ahead), session.remaining) - due
         if more > 0:
+            self._newest = more
             await session.decode(more)
         return True
+
+    def _piece(self, session: EdgeSession, ahead: int) -> int:
+        """Tokens between two decisions: so many that one of them is there before the next are asked for."""
+        least, most = PIECES
+        generated = len(session.committed) - len(session.request.prompt)
+        return max(min(max(int(PIECE_SHARE * generated), least), most), ahead + 1)
 
     def _enters(self, session: EdgeSession) -> bool:
         num_committed = len(session.committed) + session.tokens_due
         if self._drafter.max_chain(num_committed) < 1:
             return False
-        outlook = self._outlook(num_committed, session.remaining - session.tokens_due, CAUTION)
+        outlook = self._outlook(num_committed, session.remaining - session.tokens_due)
         return self._switch.enters(outlook, num_committed - len(session.request.prompt))
 
     def _stays(self, session: EdgeSession, round_ms: float, num_tokens: int) -> bool:
@@ -124,14 +134,14 @@ class AutoPolicy:
         controller, num_committed = self._controller, len(session.committed)
         expected_ms = controller.forecast(num_committed, 0.0).round_ms
         self._switch.observe_round(round_ms, expected_ms, num_tokens, controller.cloud_ms)
-        outlook = self._outlook(num_committed, session.remaining, 0.0)
+        outlook = self._outlook(num_committed, session.remaining)
         return not self._switch.leaves(outlook, num_committed - len(session.request.prompt))
 
-    def _outlook(self, num_committed: int, tokens_left: int, errors: float) -> Outlook:
+    def _outlook(self, num_committed: int, tokens_left: int) -> Outlook:
         controller = self._controller
         return Outlook(
             controller.cloud_ms,
-            controller.forecast(num_committed, errors).ms_per_token,
+            lambda errors: controller.forecast(num_committed, errors).ms_per_token,
             controller.round_trip.mean_ms,
             tokens_left,
         )
