@@ -28,6 +28,8 @@ LIMITS = Limits(
     evict_after_s=0.1,
     busy_retry_ms=20,
     token_budget=16,
+    max_race_nodes=9,
+    max_race_width=5,
 )
 TENANTS = (
     Tenant("first"),
@@ -55,6 +57,7 @@ def coupled_opens(draw: st.DrawFn, max_tokens: int = 50) -> Open:
         committed=tuple(prompt),
         prompt_length=len(prompt),
         token_limit=draw(st.integers(len(prompt) + 1, max_tokens) | st.just(max_tokens)),
+        race=draw(st.booleans()),
     )
 
 

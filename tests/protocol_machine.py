@@ -157,6 +157,39 @@ class ProtocolMachine(RuleBasedStateMachine):
             if wait:
                 self.finish_edge(edge)
 
+    @rule(
+        index=INDEX,
+        count=st.integers(4, 30),
+        drafts=st.lists(st.integers(1, 6), max_size=4),
+        wait=st.booleans(),
+    )
+    @some(asking=False)
+    def race(self, index: int, count: int, drafts: list[int], wait: bool) -> None:
+        """Decoding beside which chains of right tokens are drafted, each once a commit was heard."""
+        edge = self.edge(index, asking=False)
+        if edge is None:
+            return
+        self.run(edge.ask(edge.next_decode(count, race=True)))
+        for right in drafts:
+            self.run(edge.hear(1))
+            chain = edge.truth[len(edge.committed) :][:right]
+            if edge.link is not None and chain:
+                self.run(edge.draft(chain, 0))
+        if wait:
+            self.finish_edge(edge)
+
+    @rule(index=INDEX, right=st.integers(1, 6), wrong=st.booleans(), behind=st.integers(0, 3))
+    @some()
+    def draft(self, index: int, right: int, wrong: bool, behind: int) -> None:
+        """A chain of so many right tokens, the last perhaps made wrong, for what is asked if it is a race."""
+        edge = self.edge(index)
+        if edge is not None:
+            start = max(1, len(edge.committed) - behind)
+            chain = edge.truth[start : start + right] or [0]
+            if wrong:
+                chain[-1] = (chain[-1] + 1) % VOCAB
+            self.run(edge.draft(chain, behind))
+
     @rule(index=INDEX)
     @some()
     def finish(self, index: int) -> None:

@@ -20,6 +20,7 @@ EVENTS = (
     "expired",
     "displaced",
     "failed",
+    "raced",
 )
 """What must have come about in a run of many examples, for it to have tested anything."""
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from acespec.cloud_verifier.limits import Limits
-from acespec.cloud_verifier.observer import Observer
+from acespec.cloud_verifier.observer import Observer, RaceReport
 from acespec.cloud_verifier.tenants import Tenant
 from acespec.cloud_verifier.verifier import Verifier
 from acespec.compute import InlineRunner
@@ -26,6 +26,8 @@ from acespec.wire import (
     Codec,
     Commit,
     Decode,
+    Draft,
+    DraftNode,
     EdgeMessage,
     EdgeTransport,
     EndVerdict,
@@ -60,6 +62,9 @@ class CountingObserver(Observer):
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+
+    def race(self, report: RaceReport) -> None:
+        self.counts["raced"] += report.drafted > 0 and report.committed > 1
 
     def resumed(self, tenant: str) -> None:
         self.counts["resumed"] += 1
@@ -157,6 +162,8 @@ class Edge:
         """Whether the verifier has answered the ``Open`` or ``Resume`` of this link."""
         self.seq = 0
         self.pending: Round | Decode | None = None
+        self.next_node = 0
+        """Id of the next node drafted over this link."""
         self.last: tuple[Round, CloudMessage] | None = None
         """The last round of this session, and its verdict."""
         self.decoded_to = 0
@@ -174,6 +181,7 @@ class Edge:
             self.link = self.world.connect(self.tenant)
         self.session_id = self.last = None
         self.greeted = False
+        self.next_node = 0
         await self.send(replace(self.request, committed=tuple(self.committed), epoch=self.epoch))
         self.seq = 0
         if self.pending is not None:
@@ -187,6 +195,7 @@ class Edge:
             return
         self.link = self.world.connect(self.tenant)
         self.greeted = False
+        self.next_node = 0
         await self.send(Resume(self.session_id, self.epoch, len(self.committed)))
         if self.pending is not None:
             await self.send(self.pending)
@@ -203,8 +212,15 @@ class Edge:
     def next_round(self, chain: Sequence[int]) -> Round:
         return Round(self.seq, PrefixCheck(self.committed).value, tuple(chain))
 
-    def next_decode(self, count: int) -> Decode:
-        return Decode(self.seq, PrefixCheck(self.committed).value, count)
+    def next_decode(self, count: int, *, race: bool = False) -> Decode:
+        return Decode(self.seq, PrefixCheck(self.committed).value, count, race=race)
+
+    async def draft(self, tokens: Sequence[int], behind: int) -> None:
+        """A chain of ``tokens`` below the committed token that is ``behind`` the last one known."""
+        first, root = self.next_node, max(0, len(self.committed) - 1 - behind)
+        self.next_node += len(tokens)
+        nodes = [DraftNode(token, first + k - 1 if k else None) for k, token in enumerate(tokens)]
+        await self.send(Draft(self.seq, first, root, tuple(nodes)))
 
     async def finish(self) -> None:
         """Read until nothing is pending, or the link is lost."""
@@ -293,7 +309,8 @@ class Edge:
         if isinstance(self.pending, Round):
             self.pending = replace(self.pending, seq=self.seq)
         else:
-            self.pending = self.next_decode(self.decoded_to - len(self.committed))
+            race = isinstance(self.pending, Decode) and self.pending.race
+            self.pending = self.next_decode(self.decoded_to - len(self.committed), race=race)
         await self.send(self.pending)
 
     async def send(self, message: EdgeMessage) -> None:
