@@ -52,9 +52,9 @@ class Race:
             self._tree = DraftTree(self._text.tokens, self._shared.limits.max_race_nodes)
         self._seq, self._epoch = request.seq, epoch
 
-    def take(self, draft: Draft) -> bool:
+    def take(self, draft: Draft, epoch: int) -> bool:
         """Take drafts for what is under way at once; False if they are for something else."""
-        if draft.seq != self._seq:
+        if (draft.seq, epoch) != (self._seq, self._epoch):
             return False
         self._tree.advance()
         self._received += len(draft.nodes)

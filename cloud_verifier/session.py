@@ -188,7 +188,7 @@ class Session:
 
     def take_draft(self, draft: Draft) -> bool:
         """Take drafts up at once, whatever is under way; False if it is not the request they are for."""
-        return self._race is not None and self._race.take(draft)
+        return self._race is not None and self._race.take(draft, self.epoch)
 
     async def more_draws(self, request: MoreDraws, peer: Peer) -> None:
         """Answer with what follows the draws sent so far, or with an answer given before.

@@ -44,7 +44,7 @@ class RacingEdge:
         self, verifier: Verifier, request: Open, tenant: Tenant = ANONYMOUS, delay_ms: float = 0.0
     ) -> None:
         self.verifier = verifier
-        self.request = replace(request, race=True)
+        self.request = request
         self.tenant = tenant
         self.delay_ms = delay_ms
         self.truth = coupled_text(TABLE, request, verifier.max_context)
@@ -149,4 +149,5 @@ async def racing(
 
 
 def race_request(engine: TableTargetEngine, prompt: Sequence[int] = (1, 2, 3), **changes: object) -> Open:
-    return open_request(engine, prompt, **changes)
+    """An ``Open`` of an edge that means to race, with ``changes`` to its fields."""
+    return open_request(engine, prompt, **{"race": True, **changes})

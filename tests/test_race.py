@@ -68,6 +68,7 @@ def requests(draw: st.DrawFn) -> Open:
         seed=draw(st.integers(0, 3)),
         end_token_ids=draw(st.sampled_from([(), (), (0,), (1, 4)])),
         token_limit=len(prompt) + draw(st.integers(1, 30)),
+        race=draw(st.booleans()),
     )
 
 
@@ -263,6 +264,46 @@ def test_a_tenants_rate_is_for_its_next_token_first() -> None:
     assert seconds(150.0, drafted=True) < 0.95 * seconds(150.0, drafted=False)
 
 
+def test_over_another_stream_nodes_are_numbered_anew() -> None:
+    async def drive() -> None:
+        races = Races()
+        async with racing(tree_engine(), observer=races) as verifier:
+            edge = RacingEdge(verifier, race_request(tree_engine(), token_limit=60))
+            await edge.begin()
+            for _ in range(8):
+                await edge.draft_chain(edge.truth[len(edge.committed) :][:2])
+                await edge.hear()
+            await edge.resume()
+            before = len(races.reports)
+            await edge.draft_chain(edge.truth[len(edge.committed) :][:6])
+            await edge.finish()
+            assert sum(report.received for report in races.reports[before:]) == 6
+            assert sum(report.committed > 1 for report in races.reports[before:]) >= 1
+            await edge.leave()
+
+    run_virtual(drive())
+
+
+def test_who_did_not_say_so_races_in_the_room_that_its_text_has_left() -> None:
+    """The engine fails if it is fed more than was set aside."""
+
+    async def drive() -> None:
+        races = Races()
+        async with racing(tree_engine(), observer=races) as verifier:
+            edge = RacingEdge(verifier, race_request(tree_engine(), token_limit=40, race=False))
+            await edge.begin()
+            while not edge.finished:
+                ahead = edge.truth[len(edge.committed) :]
+                right, wrong = ahead[:2], [(token + 1) % VOCAB for token in ahead[:1]]
+                await edge.draft([(token, k - 1 if k else None) for k, token in enumerate(right)])
+                await edge.draft([(token, None) for token in wrong] + [(k % VOCAB, 0) for k in range(4)])
+                await edge.hear()
+            assert max(report.drafted for report in races.reports) >= 4
+            await edge.leave()
+
+    run_virtual(drive())
+
+
 # --- eagerness ----------------------------------------------------------------------------------------------
 
 
@@ -319,7 +360,8 @@ async def test_the_edge_is_told_how_the_server_races(eagerness: Eagerness | None
         opened = await client.receive_opened()
         assert opened.eagerness is eagerness
         assert opened.max_race_nodes == (0 if eagerness is None else 7)
-    async with session(target, race_request(target, mode=AcceptanceMode.RESIDUAL), limits=limits) as client:
+    residual = race_request(target, mode=AcceptanceMode.RESIDUAL, race=False)
+    async with session(target, residual, limits=limits) as client:
         opened = await client.receive_opened()
         assert (opened.eagerness, opened.max_race_nodes) == (None, 0)
 
