@@ -70,7 +70,8 @@ class EndedByInterrupt(click.Command):
     type=click.Choice([*(p.value for p in SpeculationPolicy), "cloud"]),
     default=SpeculationPolicy.ROUNDS.value,
     show_default=True,
-    help="Speculate, let the cloud decode alone, or change between the two as one or the other is faster.",
+    help="Speculate in rounds, race with the cloud (coupled mode), let it decode alone, or change between "
+    "rounds and that as one or the other is faster.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True)
 @click.option(
@@ -123,7 +124,7 @@ def generate(
     """Generate text with a draft model here and a verifier in the cloud."""
     remote = remote_settings(link)
     if remote.outage.on_outage is OnOutage.DRAFT and policy == "cloud":
-        raise AcespecError("--on-outage draft goes on with the draft model: it needs --policy rounds or auto")
+        raise AcespecError("--on-outage draft goes on with the draft model: it needs --policy rounds, race or auto")
     from acespec.edge_runtime.remote import generate_remotely
     from acespec.edge_runtime.text import IncrementalText, encode_prompt
     from acespec.edge_runtime.text_display import TextDisplay

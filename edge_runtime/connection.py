@@ -35,6 +35,7 @@ from acespec.wire import (
     SessionError,
     pad,
 )
+from acespec.wire import verifier_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,9 @@ class Connection:
         self._transport: EdgeTransport | None = None
         self._traffic = LinkBytes()
         self._epoch = -1
+        self.num_introductions = 0
+        """Times a server was told who we are: it may have forgotten what was hinted before."""
+        self._sending = asyncio.Lock()
         self._introduced_by: Open | Resume | None = None
         """The introduction that waits for its answer."""
         self._cause: SessionError = LinkError("the verifier was not reached")
@@ -135,6 +139,32 @@ class Connection:
             await self._send(request)
         except SessionError as error:
             await self._lose(error)
+
+    @property
+    def stands(self) -> bool:
+        """Whether a server took us in on the stream under way."""
+        return self._transport is not None and self._introduced_by is None
+
+    @property
+    def num_streams(self) -> int:
+        """Streams so far, the one under way included."""
+        return self._epoch + 1
+
+    async def hint(self, message: EdgeMessage) -> None:
+        """Hand over what needs no answer, while ``stands``.
+
+        Nothing happens if the link gets lost over it: ``receive`` finds that out.
+        """
+        transport = self._transport
+        if not self.stands:
+            return
+        try:
+            await self._send(message)
+        except SessionError:
+            pass
+        except asyncio.CancelledError:
+            if transport is self._transport:
+                raise  # else it was gRPC's word for a stream that was closed meanwhile
 
     async def receive(self) -> CloudMessage:
         """The next answer to the request outstanding, over this stream or a later one.
@@ -194,6 +224,7 @@ class Connection:
             return
         self.outage.connected()
         self._epoch += 1
+        self._sending = asyncio.Lock()
         if self._epoch > 0:
             self._statistics.reconnects += 1
             logger.info("connected to the verifier again")
@@ -202,6 +233,7 @@ class Connection:
     async def _introduce(self) -> None:
         """Say who we are, and what has no answer: together, which saves a round trip."""
         self._introduced_by = self._conversation.introduction(self._epoch)
+        self.num_introductions += 1
         self._introduced_ms = self._asked_ms = now_ms()
         try:
             await self._send(self._introduced_by)
@@ -220,9 +252,13 @@ class Connection:
         if self._pads:
             pad(encoded)
         try:
-            await asyncio.wait_for(self._transport.send(encoded), self._patience.limit_s)
+            await asyncio.wait_for(self._send_next(self._transport, encoded), self._patience.limit_s)
         except asyncio.TimeoutError:
             raise self._stalled() from None
+
+    async def _send_next(self, transport: EdgeTransport, encoded: pb.EdgeMessage) -> None:
+        async with self._sending:  # a stream takes one message at a time, and hints come when they like
+            await transport.send(encoded)
 
     async def _next(self, transport: EdgeTransport) -> CloudMessage | None:
         """The next message; None if the stream is lost."""

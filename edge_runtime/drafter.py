@@ -139,7 +139,7 @@ class Drafter:
         while len(chain) < length and not self.ends(chain):
             num_rows = self.engine.num_rows
             pending = [*committed[num_rows:], *chain.tokens[max(num_rows - len(committed), 0) :]]
-            logits = await self._feed(pending, kind)
+            logits = await self.feed(pending, kind)
             chain.drafted.append(self.draw(logits, committed, chain.tokens))
 
     def ends(self, chain: Chain) -> bool:
@@ -164,8 +164,11 @@ class Drafter:
                 lambda: self.engine.forward(ids, places, mask, last_only), self._clock.expected_ms(bucket)
             )
 
-    async def _feed(self, pending: Sequence[int], kind: str) -> LogitsRow:
-        """Feed ``pending`` behind the rows in use, causally; returns the last row's logits."""
+    async def feed(self, pending: Sequence[int], kind: str) -> LogitsRow:
+        """Feed ``pending`` behind the rows in use, causally; returns the last row's logits.
+
+        ``kind``: what the steps are counted as, where they are not a prompt's.
+        """
         assert pending, "a path always ends in a token without a row"
         # A round leaves at most two tokens without a row: the chain's last, and the one committed after it.
         kind = kind if len(pending) <= 2 else "prefill"

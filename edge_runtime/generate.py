@@ -12,10 +12,12 @@ from acespec.edge_runtime.draft_model import DraftModel
 from acespec.edge_runtime.drafter import Drafter, DraftRules
 from acespec.edge_runtime.outage import LinkChange, OutageError, ignore_change
 from acespec.edge_runtime.policies import CloudPolicy, Policy, RoundsPolicy
+from acespec.edge_runtime.race_policy import RacePolicy
 from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest, SpeculationPolicy
 from acespec.edge_runtime.session import EdgeSession, SessionSettings, ignore
 from acespec.edge_runtime.statistics import GenerationMetrics, Statistics
 from acespec.edge_runtime.step_clock import StepClock
+from acespec.wire import AcceptanceMode
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ async def generate(
         session_settings,
         on_provisional=on_provisional,
         on_change=on_change,
+        races=isinstance(policy, RacePolicy),
     )
     try:
         await session.open()
@@ -100,4 +103,9 @@ def _policy(
     drafter = Drafter(draft.engine, rules, draft.runner, clock)
     if settings.policy is SpeculationPolicy.AUTO:
         return AutoPolicy(drafter, controller), controller, clock
+    if settings.policy is SpeculationPolicy.RACE:
+        if request.mode is not AcceptanceMode.COUPLED:
+            raise ValueError("a race needs coupled mode: in residual mode use rounds or auto")
+        fallback = AutoPolicy(drafter, controller)
+        return RacePolicy(drafter, controller, fallback), controller, clock
     return RoundsPolicy(drafter, controller), controller, clock

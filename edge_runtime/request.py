@@ -59,6 +59,8 @@ class SpeculationPolicy(str, Enum):
     """Speculate all the time."""
     AUTO = "auto"
     """Speculate where that is faster than what the cloud decodes by itself."""
+    RACE = "race"
+    """The cloud decodes, and takes along what is drafted by then (coupled mode)."""
 
 
 @dataclass(frozen=True)

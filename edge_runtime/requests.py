@@ -44,6 +44,11 @@ class Requests:
         """Tokens still to come of those the cloud was asked to decode by itself; 0 if it is not."""
         return max(self._tokens_due, 0)
 
+    @property
+    def races(self) -> bool:
+        """Whether what is outstanding is a race."""
+        return isinstance(self._request, Decode) and self._request.race
+
     def ask_on(self, count: int) -> Decode:
         """Let the cloud decode ``count`` tokens more than it was asked to; returns what asks for it."""
         assert isinstance(self._request, Decode)
@@ -78,5 +83,5 @@ class Requests:
         if isinstance(self._request, Round):
             self._request = dataclasses.replace(self._request, seq=0, resampled=None)
         elif self._request is not None:
-            self._request = Decode(0, prefix_check, self._tokens_due)
+            self._request = Decode(0, prefix_check, self._tokens_due, race=self._request.race)
         self.next_seq = int(self._request is not None)

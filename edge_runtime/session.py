@@ -21,6 +21,8 @@ from acespec.wire import (
     Codec,
     Commit,
     Decode,
+    Draft,
+    DraftNode,
     EdgeMessage,
     MoreDraws,
     MoreTarget,
@@ -86,7 +88,9 @@ class EdgeSession:
         on_provisional: Callable[[list[int]], object] = ignore,
         jitter: Random = random.random,
         on_change: Callable[[LinkChange], object] = ignore_change,
+        races: bool = False,
     ) -> None:
+        """``races``: the server is to set room aside for drafted tokens, if it takes part in races."""
         self.request = request
         self.committed: list[int] = list(request.prompt)
         self.finished: FinishReason | None = None
@@ -98,7 +102,8 @@ class EdgeSession:
         """Tokens drafted in an outage and not verified yet, behind the committed ones."""
         self.statistics = statistics
         self._settings = settings or SessionSettings()
-        self._vocab_size = vocab_size
+        self._races = races
+        self.vocab_size = vocab_size
         self._known = False
         self._requests = Requests()
         self._check = PrefixCheck()
@@ -159,22 +164,33 @@ class EdgeSession:
         """Tokens still to come of those the cloud was asked to decode."""
         return self._requests.tokens_due
 
-    async def decode(self, count: int) -> None:
+    async def decode(self, count: int, race: bool = False) -> None:
         """Ask the cloud to decode ``count`` tokens by itself; ``receive_commit`` takes them.
 
-        While tokens are due it is asked to go on behind them: in time, and it does so without a pause.
+        While tokens are due it is asked to go on behind them, as before: in time, and it does so without a
+        pause. ``race``: it may take drafts along (``send_draft``), if it does so at all.
         """
         if self.tokens_due:
             await self.connection.send(self._requests.ask_on(count))
             return
-        await self._ask(Decode(self._requests.next_seq, self._check.value, count, self._resampled))
+        await self._ask(Decode(self._requests.next_seq, self._check.value, count, self._resampled, race))
+
+    @property
+    def takes_drafts(self) -> bool:
+        """Whether what is outstanding is a race that the server takes part in, on a stream that stands."""
+        granted = self.opened is not None and self.opened.eagerness is not None
+        return granted and self._requests.races and self.connection.stands
+
+    async def send_draft(self, first_id: int, root: int, nodes: tuple[DraftNode, ...]) -> None:
+        """Send nodes for the race under way; lost, like the link, without a word."""
+        await self.connection.hint(Draft(self._requests.seq, first_id, root, nodes))
 
     async def receive_commit(self) -> Commit:
-        """The next tokens the cloud committed by itself."""
+        """The next tokens the cloud committed by itself: in a race, those of a forward or more."""
         message = await self.connection.receive()
         if not isinstance(message, Commit) or message.position != len(self.committed):
             raise unexpected(message, f"tokens from position {len(self.committed)} on")
-        self.statistics.forwards += len(message.tokens)
+        self.statistics.forwards += 1 if self._requests.races else len(message.tokens)
         return message
 
     async def more_draws(self, position: int, first_index: int) -> SparseTarget | TargetDraws | Verdict:
@@ -242,7 +258,7 @@ class EdgeSession:
             model=target.model,
             fingerprint=target.fingerprint,
             vocabulary_hash=target.vocabulary_hash,
-            vocab_size=self._vocab_size,
+            vocab_size=self.vocab_size,
             end_token_ids=request.end_token_ids,
             sampling=request.sampling,
             seed=request.seed,
@@ -251,6 +267,7 @@ class EdgeSession:
             prompt_length=len(request.prompt),
             token_limit=request.token_limit,
             epoch=epoch,
+            race=self._races,
         )
 
     @property

@@ -77,6 +77,10 @@ class GenerationMetrics:
     """Tokens the cloud decoded by itself."""
     provisional_tokens: int
     """Tokens drafted in outages and shown as provisional; those confirmed later are in ``tokens`` too."""
+    drafted_nodes: int = 0
+    """Drafted tokens sent in a race, of all branches."""
+    raced_tokens: int = 0
+    """Tokens that drafts spared the target a forward for: a race's commits beyond one token each."""
 
 
 @dataclass
@@ -105,6 +109,9 @@ class Statistics:
     outage_ms: float = 0.0
     busy: int = 0
     provisional: int = 0
+    drafted_nodes: int = 0
+    raced: int = 0
+    """Tokens of a race's commits beyond one each."""
 
     @property
     def disturbances(self) -> int:
@@ -170,6 +177,8 @@ class Statistics:
             busy=self.busy,
             decoded_tokens=self.decoded,
             provisional_tokens=self.provisional,
+            drafted_nodes=self.drafted_nodes,
+            raced_tokens=self.raced,
         )
 
 

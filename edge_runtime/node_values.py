@@ -1,0 +1,199 @@
+"""How likely the target is to take a drafted token: estimated at its very position, and learned as it goes.
+
+In coupled mode the target takes the token with the best ``log target_prob + noise``, and the noise is known
+here too: ``-log(-log U)`` of shared randomness. What the draft does not know is how far the target's
+log-probabilities lie from its own. So a candidate's chance hangs on its *score* ``log draft_prob + noise``
+against those of the others (the margin), and on its probability, which says how far the two models are apart
+where it stands. Both are weighed by a conditional logit (McFadden 1974): over the candidates of a row,
+
+    chance of v  ~  exp(score_weight * score_v + prob_weight * log draft_prob_v + outside_weight * outside_v)
+
+where ``outside`` is 1 for what the draft's own sampling leaves out. At temperature 0 scores are differences
+of logits, without noise. The weights begin at what was found good for a small pair and follow each token that
+the target takes (one Newton step of the online maximum likelihood, the beginning as its prior).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from acespec.edge_runtime.drafter import DraftRules
+from acespec.speculation import CandidateRow, race_scores
+
+MAX_CHOICES = 8
+"""Most candidates of a row that become nodes."""
+LEAST_CHANCE = 1e-3
+"""A candidate less likely than this becomes no node."""
+NUM_BINS = 10
+
+Floats = NDArray[np.float64]
+
+
+class Choice(NamedTuple):
+    """A token that may follow, and the chance that the target takes it, given that it got there."""
+
+    token: int
+    chance: float
+
+
+class NodeValues(Protocol):
+    """Estimates chances, and learns from what the target takes."""
+
+    def choices(self, row: CandidateRow, position: int, /) -> list[Choice]:
+        """The likeliest candidates for ``position`` from the draft's row there, best first."""
+
+    def observe(self, row: CandidateRow, position: int, token: int, /) -> None:
+        """The target took ``token`` at ``position``, where the draft's row was ``row``."""
+
+
+@dataclass(frozen=True)
+class ValuePrior:
+    """Weights to begin with, and how many observations' worth each is believed."""
+
+    score_weight: float
+    prob_weight: float
+    outside_weight: float
+    strength: float = 20.0
+
+
+SAMPLED_PRIOR = ValuePrior(score_weight=0.8, prob_weight=0.2, outside_weight=-1.0)
+GREEDY_PRIOR = ValuePrior(score_weight=1.0, prob_weight=0.0, outside_weight=0.0)
+
+
+class CoupledValues:
+    """The conditional logit above."""
+
+    def __init__(self, rules: DraftRules, prior: ValuePrior | None = None, memory: float = 1024.0) -> None:
+        """``memory`` is the number of tokens that the weights rest on."""
+        self._seed = rules.seed
+        self._is_greedy = rules.params.temperature == 0.0
+        prior = prior or (GREEDY_PRIOR if self._is_greedy else SAMPLED_PRIOR)
+        self._weights = np.array([prior.score_weight, prior.prob_weight, prior.outside_weight])
+        self._precision = prior.strength * np.eye(3)
+        self._keep = 1.0 - 1.0 / memory
+        self.reliability = Reliability()
+
+    @property
+    def weights(self) -> tuple[float, float, float]:
+        """Of score, log-probability and being left out, as they are now."""
+        score, prob, outside = self._weights.tolist()
+        return score, prob, outside
+
+    def choices(self, row: CandidateRow, position: int) -> list[Choice]:
+        """As `NodeValues.choices`."""
+        chances = self._chances(self._features(row, position))
+        best = np.argsort(-chances, kind="stable")[:MAX_CHOICES]
+        return [
+            Choice(int(row.ids[index]), float(chances[index]))
+            for index in best
+            if chances[index] >= LEAST_CHANCE
+        ]
+
+    def observe(self, row: CandidateRow, position: int, token: int) -> None:
+        """As `NodeValues.observe`. A token that is no candidate says nothing of their weights."""
+        features = self._features(row, position)
+        chances = self._chances(features)
+        self.reliability.observe(chances, row.ids == token)
+        taken = int(np.searchsorted(row.ids, token))
+        if taken == len(row.ids) or row.ids[taken] != token:
+            return
+        mean = chances @ features
+        centred = features - mean
+        self._precision = self._keep * self._precision + (centred * chances[:, None]).T @ centred
+        self._precision += (1.0 - self._keep) * np.eye(3)  # so that it stays invertible
+        self._weights = self._weights + np.linalg.solve(self._precision, features[taken] - mean)
+
+    def _features(self, row: CandidateRow, position: int) -> Floats:
+        """Score, log-probability and being left out of each candidate, ``[n, 3]``."""
+        scores = row.scores
+        if self._is_greedy:
+            return np.stack([scores, np.zeros_like(scores), np.zeros_like(scores)], axis=1)
+        logs = np.maximum(scores, -60.0)  # of so little no more is known than that it is little
+        noise = -np.log(race_scores(row.ids, np.ones(len(row.ids)), self._seed, position))
+        outside = ~np.isin(row.ids, row.distribution.ids, assume_unique=True)
+        return np.stack([logs + noise, logs, outside.astype(np.float64)], axis=1)
+
+    def _chances(self, features: Floats) -> Floats:
+        """The chance of each candidate, summing to 1."""
+        exponents = features @ self._weights
+        chances = np.exp(exponents - exponents.max())
+        return np.asarray(chances / chances.sum(), dtype=np.float64)
+
+
+class RankValues:
+    """The paper's measure: a candidate's rank by the draft's probability, and how often each rank was taken.
+
+    It knows neither the noise nor how sure the draft is: what `CoupledValues` is compared with.
+    """
+
+    def __init__(self, first: float = 0.5, strength: float = 20.0) -> None:
+        self._taken = np.array([first * 0.5**rank for rank in range(MAX_CHOICES)]) * strength
+        self._seen = strength
+        self.reliability = Reliability()
+
+    def choices(self, row: CandidateRow, _: int) -> list[Choice]:
+        """As `NodeValues.choices`."""
+        ranked = self._ranked(row)
+        return [Choice(int(token), float(p)) for token, p in zip(ranked, self._rates, strict=False)]
+
+    def observe(self, row: CandidateRow, _: int, token: int) -> None:
+        """As `NodeValues.observe`."""
+        hits = self._ranked(row) == token
+        self.reliability.observe(self._rates[: len(hits)], hits)
+        self._seen += 1.0
+        self._taken[: len(hits)] += hits
+
+    @property
+    def _rates(self) -> Floats:
+        rates: Floats = np.minimum.accumulate(self._taken) / self._seen
+        return rates
+
+    def _ranked(self, row: CandidateRow) -> NDArray[np.int64]:
+        return row.ids[np.argsort(-row.scores, kind="stable")[:MAX_CHOICES]]
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """Candidates whose chance was estimated alike."""
+
+    estimated: float
+    """Mean estimated chance."""
+    taken: float
+    """Share of them that the target took."""
+    count: int
+
+
+class Reliability:
+    """Whether candidates that are given a chance of p are taken in a share p of the cases."""
+
+    def __init__(self) -> None:
+        self._sums = np.zeros((3, NUM_BINS))  # estimated, taken, count
+
+    def observe(self, chances: Sequence[float] | Floats, taken: NDArray[np.bool_]) -> None:
+        """One position: the candidates' ``chances`` ``[n]`` and which of them was ``taken`` ``[n]``."""
+        estimated = np.asarray(chances, dtype=np.float64)
+        shown = estimated >= LEAST_CHANCE
+        estimated, hits = estimated[shown], taken[shown]
+        bins = np.minimum((estimated * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+        for row, weights in enumerate((estimated, hits, None)):
+            self._sums[row] += np.bincount(bins, weights, minlength=NUM_BINS)
+
+    @property
+    def bins(self) -> list[ReliabilityBin]:
+        """Those of `NUM_BINS` equal bins that hold anything, ascending."""
+        return [
+            ReliabilityBin(estimated / count, taken / count, int(count))
+            for estimated, taken, count in self._sums.T.tolist()
+            if count
+        ]
+
+    @property
+    def error(self) -> float | None:
+        """Mean distance between estimated and taken, weighted by count; None before the first."""
+        total = float(self._sums[2].sum())
+        return float(np.abs(self._sums[0] - self._sums[1]).sum()) / total if total else None

@@ -1,0 +1,148 @@
+"""The edge's part in a race: grow the tree, send of it what the link can take, and go along with the text."""
+
+from __future__ import annotations
+
+import asyncio
+
+from acespec.edge_runtime.budget import plan_budget
+from acespec.edge_runtime.controller import Controller
+from acespec.edge_runtime.drafter import Drafter
+from acespec.edge_runtime.node_values import CoupledValues, NodeValues
+from acespec.edge_runtime.race_sender import RaceSender
+from acespec.edge_runtime.race_tree import RaceNode, RaceTree
+from acespec.edge_runtime.session import EdgeSession
+from acespec.edge_runtime.step_clock import now_ms
+from acespec.wire import Commit
+
+LEAST_STEP_VALUE = 0.05
+"""Summed chances of the nodes of a step below which it is not worth its energy."""
+RECHECK_S = 0.02
+"""How long to wait before nodes that the link had no room for are offered again, if nothing happens."""
+DEPTH = 4
+"""Steps that the budget's time is to hold: as long as the paper's branches, gamma where it is fixed."""
+
+
+class RaceDraft:
+    """Runs in a task of its own, so that no commit is held up by a step."""
+
+    def __init__(
+        self,
+        session: EdgeSession,
+        drafter: Drafter,
+        controller: Controller,
+        values: NodeValues | None = None,
+    ) -> None:
+        self.values = values or CoupledValues(drafter.rules)
+        self._session = session
+        self._drafter = drafter
+        self._controller = controller
+        self._tree = RaceTree(drafter, self.values, session.committed, session.token_limit)
+        self._sender = RaceSender(session, self._tree)
+        self._changed = asyncio.Event()
+        self._ending = False
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Draft from now on."""
+        self._task = asyncio.ensure_future(self._run())
+
+    def notice(self, commit: Commit) -> None:
+        """``commit`` has come, and is committed."""
+        if commit.drafted is not None:
+            self._sender.arrived(commit.drafted, now_ms(), self._controller.cloud_ms)
+        self._changed.set()
+
+    async def end(self) -> None:
+        """Stop, once the step under way is over, and leave rows of committed tokens alone."""
+        assert self._task is not None
+        self._ending = True
+        self._changed.set()
+        await self._task
+        self._take_in()
+        self._tree.clear()
+
+    async def _run(self) -> None:
+        while not self._ending:
+            self._take_in()
+            await self._sender.send(now_ms(), self._controller.cloud_ms)
+            if not await self._step():
+                await self._wait()
+
+    async def _step(self) -> bool:
+        """Compute one step, if one is worth it."""
+        tree = self._tree
+        if tree.needs_root:
+            if not tree.can_feed_root():
+                return False
+            await tree.feed_root()
+        elif self._goes_on_alone:
+            if not tree.can_extend_line():
+                return False
+            await tree.extend_line()
+        else:
+            nodes = self._worth_feeding()
+            if not nodes:
+                return False
+            await tree.grow(nodes)
+        if self._goes_on_alone:
+            self._session.show_provisional(tree.line)
+        return True
+
+    def _worth_feeding(self) -> list[RaceNode]:
+        tree, budget = self._tree, self._budget()
+        if tree.num_fed >= self._most_nodes:
+            return []
+        nodes = tree.open_nodes(budget)
+        nodes = nodes[: tree.width(nodes, self._controller.step_times.current())]
+        worth = sum(tree.value(node) for node in nodes)
+        return nodes if worth >= LEAST_STEP_VALUE else []
+
+    def _budget(self) -> int:
+        """Most nodes of a step: B*(t)."""
+        controller, settings = self._controller, self._controller.settings
+        gamma = settings.gamma or DEPTH
+        if settings.budget is not None:
+            return max(settings.budget - gamma, 1)
+        window_ms = controller.window_ms if controller.round_trip.known else float("inf")
+        return plan_budget(window_ms, gamma, controller.step_times.current()).num_branches
+
+    @property
+    def _most_nodes(self) -> int:
+        """Fed nodes that are enough: the server keeps no more."""
+        opened = self._session.opened
+        return opened.max_race_nodes if opened is not None and opened.max_race_nodes else 256
+
+    @property
+    def _goes_on_alone(self) -> bool:
+        """Whether the draft model has to go on without the verifier."""
+        return self._session.outage.drafts and self._session.outage.down.is_set()
+
+    def _take_in(self) -> None:
+        """Go along with what was committed."""
+        session, tree = self._session, self._tree
+        tree.token_limit = session.token_limit
+        tokens = session.committed[len(tree.known) :]
+        if not tokens:
+            return
+        tree.advance(tokens)
+        still = session.provisional[len(tokens) :]
+        session.show_provisional(still if tree.line[: len(still)] == still else [])
+
+    async def _wait(self) -> None:
+        """Leave the engine idle until something has changed."""
+        started_ms = now_ms()
+        outage = self._session.outage
+        waits = [asyncio.ensure_future(self._changed.wait())]
+        if outage.drafts and not outage.down.is_set():
+            waits.append(asyncio.ensure_future(outage.down.wait()))
+        try:
+            await asyncio.wait(
+                waits,
+                timeout=RECHECK_S if self._sender.is_held_up else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._changed.clear()
+        self._session.statistics.waiting_ms += now_ms() - started_ms

@@ -1,0 +1,92 @@
+"""What of a race's tree goes up, and when: ids, messages and the room on the link."""
+
+from __future__ import annotations
+
+from acespec.edge_runtime.race_tree import RaceNode, RaceTree
+from acespec.edge_runtime.session import EdgeSession
+from acespec.edge_runtime.uplink_pacing import NODE_LINK_BITS, UplinkPacer
+from acespec.wire import DRAFTED_MODULUS, MAX_DRAFT_NODES, DraftNode, token_bits
+
+LEAST_SENT_VALUE = 0.01
+"""Nodes less likely than this to come true are kept back: the server feeds first what came first."""
+
+
+class RaceSender:
+    """Sends each node once over a stream, best first; over a new stream what still stands goes again."""
+
+    def __init__(self, session: EdgeSession, tree: RaceTree) -> None:
+        self.is_held_up = False
+        """Whether nodes wait for room on the link, or for the server to take us in."""
+        self._session = session
+        self._tree = tree
+        self._node_bytes = (token_bits(session.vocab_size) + NODE_LINK_BITS) / 8.0
+        self._stream = self._introduction = -1
+        self._next_id = self._arrived = 0
+        self._pacer = self._new_pacer()
+
+    def arrived(self, drafted: int, now_ms: float, step_ms: float) -> None:
+        """A commit said that nodes up to the id before ``drafted`` (modulo) have come."""
+        ahead = (drafted - self._arrived) % DRAFTED_MODULUS
+        if 0 < ahead <= self._next_id - self._arrived:
+            self._arrived += ahead
+            self._pacer.arrived(self._arrived, now_ms, step_ms)
+
+    async def send(self, now_ms: float, step_ms: float) -> None:
+        """Send what is worth it and finds room."""
+        if not self._session.takes_drafts:
+            self.is_held_up = True
+            return
+        self._note_stream()
+        waiting = self._waiting()
+        values = [self._tree.value(node) for node in waiting]
+        count = self._pacer.batch(values, self._node_bytes, now_ms, step_ms)
+        self.is_held_up = count < len(waiting)
+        for start in range(0, count, MAX_DRAFT_NODES):
+            await self._send(waiting[start : min(start + MAX_DRAFT_NODES, count)], now_ms)
+
+    async def _send(self, nodes: list[RaceNode], now_ms: float) -> None:
+        first_id = self._next_id
+        for node_id, node in enumerate(nodes, start=first_id):
+            node.wire_id = node_id
+        root = self._tree.root
+        told = tuple(
+            DraftNode(node.token, None if node.parent is root or node.parent is None else node.parent.wire_id)
+            for node in nodes
+        )
+        position = root.position if any(node.parent is None for node in told) else 0
+        self._next_id += len(nodes)
+        self._pacer.sent(self._next_id, len(nodes), self._node_bytes, now_ms)
+        self._session.statistics.drafted_nodes += len(nodes)
+        await self._session.send_draft(first_id, position, told)
+
+    def _waiting(self) -> list[RaceNode]:
+        """What may be sent and was not, best first and parents before what follows them."""
+        opened = self._session.opened
+        assert opened is not None
+        sent = 0
+        waiting: list[RaceNode] = []
+        for node in self._tree.nodes():
+            if node.wire_id is not None:
+                sent += 1
+            elif self._tree.value(node) >= LEAST_SENT_VALUE:
+                waiting.append(node)
+        waiting.sort(key=lambda node: (-node.log_chance, node.position))
+        return waiting[: max(opened.max_race_nodes - sent, 0)]
+
+    def _note_stream(self) -> None:
+        """Begin anew where the server knows nothing of what was sent."""
+        connection = self._session.connection
+        if self._introduction == connection.num_introductions:
+            return
+        self._introduction = connection.num_introductions
+        if self._stream != connection.num_streams:
+            self._stream = connection.num_streams
+            self._next_id = 0
+        self._arrived = self._next_id
+        self._pacer = self._new_pacer()
+        for node in self._tree.nodes():
+            node.wire_id = None
+
+    def _new_pacer(self) -> UplinkPacer:
+        """The first window is what went up with the introduction, which was answered since."""
+        return UplinkPacer(float(self._session.connection.traffic.up))
