@@ -11,7 +11,11 @@ import grpc
 import grpc.aio
 
 from acespec.wire import (
+    MAX_DRAFT_NODES,
     Busy,
+    Decode,
+    Draft,
+    DraftNode,
     Opened,
     PrefixCheck,
     Reset,
@@ -136,6 +140,35 @@ async def slow_readers(address: str, count: int = 40, replays: int = 20_000) -> 
         ends = Counter(await asyncio.gather(*map(attack, channels)))
     assert set(ends) <= {"held back", "UNAVAILABLE"}, ends
     return ", ".join(f"{number} {what}" for what, number in sorted(ends.items()))
+
+
+async def draft_floods(address: str, count: int = 20, drafts: int = 20_000) -> str:
+    """Races into which drafts as large as may be are poured, for what is asked and for what is not."""
+    ask = CODEC.encode_edge(Decode(0, PrefixCheck((1, 2, 3)).value, 1, race=True))
+
+    async def attack(channel: grpc.aio.Channel, seq: int) -> str:
+        call = RawStream(channel)
+        await call.say(OPEN, ask)
+
+        async def flood() -> None:
+            for number in range(drafts):
+                nodes = tuple(DraftNode(k % 2, None) for k in range(MAX_DRAFT_NODES))
+                draft = CODEC.encode_edge(Draft(seq, number * MAX_DRAFT_NODES, 2, nodes))
+                if not await call.say(draft.SerializeToString()):
+                    return
+
+        flooding = asyncio.ensure_future(flood())
+        await asyncio.wait([flooding], timeout=1.5)  # a stream that asks for nothing is ended after 2 s
+        end = "over" if call.over else "taken" if flooding.done() else "held back"
+        call.cancel()
+        await flooding
+        return end
+
+    async with contextlib.AsyncExitStack() as stack:
+        channels = [await stack.enter_async_context(channel_to(address)) for _ in range(count)]
+        ends = Counter(await asyncio.gather(*[attack(channel, k % 2) for k, channel in enumerate(channels)]))
+    assert ends == {"held back": count}, ends
+    return f"{count} held back"
 
 
 async def idle_streams(address: str, count: int = 25) -> str:

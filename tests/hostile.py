@@ -51,6 +51,7 @@ ATTACKS: dict[str, Callable[[str], Awaitable[str]]] = {
         grpc_attacks.opens_in_turn,
         grpc_attacks.opens_at_once,
         grpc_attacks.slow_readers,
+        grpc_attacks.draft_floods,
         http2_attacks.slow_writers,
         grpc_attacks.idle_streams,
         grpc_attacks.session_id_guesses,
