@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from acespec.cloud_verifier.limits import Limits
-from acespec.cloud_verifier.observer import Observer
+from acespec.cloud_verifier.observer import Observer, RaceReport
 from acespec.cloud_verifier.tenants import ANONYMOUS, Tenant
 from acespec.cloud_verifier.verifier import Verifier
 from acespec.compute import InlineRunner
@@ -35,6 +35,16 @@ FORWARD_MS = 10.0
 
 def tree_engine(**options: int) -> TableTargetEngine:
     return TableTargetEngine(TABLE, VOCAB, **options)
+
+
+class Races(Observer):
+    """Keeps the reports of races."""
+
+    def __init__(self) -> None:
+        self.reports: list[RaceReport] = []
+
+    def race(self, report: RaceReport) -> None:
+        self.reports.append(report)
 
 
 class RacingEdge:

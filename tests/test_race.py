@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from acespec.bench.virtual_clock import run_virtual
 from acespec.cloud_verifier.limits import Limits
-from acespec.cloud_verifier.observer import Observer, RaceReport
+from acespec.cloud_verifier.observer import RaceReport
 from acespec.cloud_verifier.tenants import Quota, Tenant
 from acespec.speculation import SamplingParams
 from acespec.wire import AcceptanceMode, Eagerness, Open
-from racing_edge import FORWARD_MS, VOCAB, RacingEdge, race_request, racing, tree_engine
+from racing_edge import FORWARD_MS, VOCAB, Races, RacingEdge, race_request, racing, tree_engine
 from verifier_client import session
 
 PENALTIES = SamplingParams(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2)
@@ -26,14 +26,6 @@ SAMPLINGS = [
     PENALTIES,
     replace(PENALTIES, temperature=0.0),
 ]
-
-
-class Races(Observer):
-    def __init__(self) -> None:
-        self.reports: list[RaceReport] = []
-
-    def race(self, report: RaceReport) -> None:
-        self.reports.append(report)
 
 
 # --- the text -----------------------------------------------------------------------------------------------
