@@ -124,7 +124,9 @@ def generate(
     """Generate text with a draft model here and a verifier in the cloud."""
     remote = remote_settings(link)
     if remote.outage.on_outage is OnOutage.DRAFT and policy == "cloud":
-        raise AcespecError("--on-outage draft goes on with the draft model: it needs --policy rounds, race or auto")
+        raise AcespecError("--on-outage draft goes on with the draft model: it cannot have --policy cloud")
+    if policy == SpeculationPolicy.RACE and options["mode"] != AcceptanceMode.COUPLED:
+        raise AcespecError(f"--policy race needs --mode {AcceptanceMode.COUPLED.value}")
     from acespec.edge_runtime.remote import generate_remotely
     from acespec.edge_runtime.text import IncrementalText, encode_prompt
     from acespec.edge_runtime.text_display import TextDisplay

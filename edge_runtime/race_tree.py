@@ -187,8 +187,9 @@ class RaceTree:
         await self.grow([self._line()[-1]])
 
     def clear(self) -> None:
-        """Forget all that is drafted, rows included."""
-        self._drafter.engine.truncate(self._drafter.engine.num_rows - len(self._fed))
+        """Forget all that is drafted, rows included, and the last known token's: whoever goes on feeds it."""
+        num_prefix = self._drafter.engine.num_rows - len(self._fed)
+        self._drafter.engine.truncate(min(num_prefix, len(self._known) - 1))
         self._fed = []
         self._root = self._new_root()
 
