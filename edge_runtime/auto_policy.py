@@ -22,7 +22,7 @@ from acespec.wire import AcceptanceMode
 
 FIRST_PIECE = 4
 """Tokens the cloud is asked for at first: few, so that speculation that wins begins soon."""
-PIECES = 2, 8
+PIECES = 2, 16
 """Tokens the cloud is asked for at a time, besides those it computes in a round trip: least and most."""
 PIECE_SHARE = 0.25
 """Of the text so far that a piece is between them: so much more must be known to decide anew."""

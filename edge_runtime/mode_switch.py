@@ -58,7 +58,9 @@ class ModeSwitch:
         return (TRUST + self._seen_ms) / (TRUST + self._expected_ms)
 
     def enters(self, outlook: Outlook, generated: int) -> bool:
-        """Whether to begin rounds behind ``generated`` tokens."""
+        """Whether to begin rounds behind ``generated`` tokens; never once all is lost that may be."""
+        if self._at_stake(outlook, generated, 0.0) >= 1.0:
+            return False
         caution = max(self._at_stake(outlook, generated, MISTAKE_TRIPS), LEAST_CAUTION)
         saved_ms = outlook.cloud_ms - outlook.rounds_ms(-caution) * self.slowness
         if saved_ms < LEAST_GAIN * outlook.cloud_ms:

@@ -80,19 +80,26 @@ def test_rounds_that_lost_must_be_the_surer_to_go_on_or_begin_again() -> None:
     switch, hopeful = ModeSwitch(), outlook(90.0, error_ms=20.0)
     assert not switch.leaves(hopeful, generated=20)
     assert switch.enters(outlook(80.0, error_ms=20.0), generated=20)
-    lose(switch, ALLOWED_MS)
+    lose(switch, ALLOWED_MS / 2.0)
     assert switch.leaves(hopeful, generated=20)
     assert not switch.enters(outlook(80.0, error_ms=20.0), generated=20)
     assert switch.enters(outlook(40.0, error_ms=20.0), generated=20)
 
 
+def test_whoever_has_lost_all_that_may_be_lost_does_not_begin_again_however_sure() -> None:
+    switch = ModeSwitch()
+    lose(switch, ALLOWED_MS)
+    assert not switch.enters(outlook(10.0), generated=SHORTEST_TEXT)
+    assert switch.enters(outlook(10.0), generated=2 * SHORTEST_TEXT), "of a longer text it is a half"
+
+
 def test_the_way_back_is_on_record_too() -> None:
     """Coming and going without end would lose as much as rounds that lose."""
     switch, times = ModeSwitch(), 0
-    while switch.enters(outlook(80.0, error_ms=10.0), generated=SHORTEST_TEXT):
+    while times < 100 and switch.enters(outlook(80.0, error_ms=10.0), generated=SHORTEST_TEXT):
         assert switch.leaves(outlook(120.0), generated=SHORTEST_TEXT)
         times += 1
-    # 15 ms are left for errors of 10: 1.5 of (times + 2) trips of 50 ms, in shares of 256 ms
+    # 15 ms are left for errors of 10 each: 1.5 times 256 ms are 7.7 trips of 50 ms. But of 5.1 all is lost.
     assert times == 6
 
 
