@@ -115,8 +115,9 @@ class CoupledValues:
             return np.stack([scores, np.zeros_like(scores), np.zeros_like(scores)], axis=1)
         logs = np.maximum(scores, -60.0)  # of so little no more is known than that it is little
         noise = -np.log(race_scores(row.ids, np.ones(len(row.ids)), self._seed, position))
-        outside = ~np.isin(row.ids, row.distribution.ids, assume_unique=True)
-        return np.stack([logs + noise, logs, outside.astype(np.float64)], axis=1)
+        outside = np.ones(len(row.ids))
+        outside[np.searchsorted(row.ids, row.distribution.ids)] = 0.0
+        return np.stack([logs + noise, logs, outside], axis=1)
 
     def _chances(self, features: Floats) -> Floats:
         """The chance of each candidate, summing to 1."""

@@ -63,15 +63,10 @@ class RaceSender:
         """What may be sent and was not, best first and parents before what follows them."""
         opened = self._session.opened
         assert opened is not None
-        sent = 0
-        waiting: list[RaceNode] = []
-        for node in self._tree.nodes():
-            if node.wire_id is not None:
-                sent += 1
-            elif self._tree.value(node) >= LEAST_SENT_VALUE:
-                waiting.append(node)
-        waiting.sort(key=lambda node: (-node.log_chance, node.position))
-        return waiting[: max(opened.max_race_nodes - sent, 0)]
+        likely = self._tree.nodes(LEAST_SENT_VALUE)
+        waiting = [node for node in likely if node.wire_id is None]
+        num_sent = len(likely) - len(waiting)  # all of them: a node's chance never falls
+        return waiting[: max(opened.max_race_nodes - num_sent, 0)]
 
     def _note_stream(self) -> None:
         """Begin anew where the server knows nothing of what was sent."""
@@ -84,7 +79,7 @@ class RaceSender:
             self._next_id = 0
         self._arrived = self._next_id
         self._pacer = self._new_pacer()
-        for node in self._tree.nodes():
+        for node in self._tree.nodes(LEAST_SENT_VALUE):
             node.wire_id = None
 
     def _new_pacer(self) -> UplinkPacer:

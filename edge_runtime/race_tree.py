@@ -13,19 +13,20 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
 from acespec.edge_runtime.budget import bucket_for
 from acespec.edge_runtime.drafter import Drafter
-from acespec.edge_runtime.node_values import NodeValues
+from acespec.edge_runtime.node_values import LEAST_CHANCE, Choice, NodeValues
 from acespec.speculation import CandidateRow, LogitsRow, tree_mask
 
 LEAST_VALUE = 2e-3
 """A node less likely than this to come true is neither kept nor fed."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class RaceNode:
     """A drafted token, or the root: the last committed one."""
 
@@ -40,8 +41,6 @@ class RaceNode:
     """Place of its row behind the committed ones; None: it has none there."""
     row: CandidateRow | None = None
     """What may follow, by the draft; None: not fed yet."""
-    pick: int | None = None
-    """The draft's own token for what follows."""
     children: dict[int, RaceNode] = field(default_factory=dict)
 
     @property
@@ -63,6 +62,7 @@ class RaceTree:
         self._root = self._new_root()
         self._fed: list[RaceNode] = []
         """In the order of their rows."""
+        self._unfed: list[RaceNode] = []
 
     @property
     def known(self) -> Sequence[int]:
@@ -87,13 +87,11 @@ class RaceTree:
         """Estimated probability that the target takes the path from the last known token to ``node``."""
         return math.exp(node.log_chance - self._root.log_chance)
 
-    def nodes(self) -> Iterator[RaceNode]:
-        """All nodes below the root, parents first."""
-        waiting = list(self._root.children.values())
-        while waiting:
-            node = waiting.pop()
-            yield node
-            waiting.extend(node.children.values())
+    def nodes(self, least_value: float) -> list[RaceNode]:
+        """All nodes of at least this value, best first: so that none comes before the one it follows."""
+        floor = self._root.log_chance + math.log(least_value)
+        likely = [node for node in chain(self._fed, self._unfed) if node.log_chance >= floor]
+        return sorted(likely, key=_best_first)
 
     @property
     def line(self) -> list[int]:
@@ -123,8 +121,8 @@ class RaceTree:
         return num_drafted
 
     def can_feed_root(self) -> bool:
-        """Whether the last known token is within the draft's context, and something may follow it."""
-        return len(self._known) <= self._drafter.engine.max_context and self._room(self._root) > 0
+        """Whether the last known token is within the draft's context, and a drafted one may follow it."""
+        return len(self._known) <= min(self._drafter.engine.max_context, self.token_limit - 2)
 
     async def feed_root(self) -> None:
         """Feed what is known and has no row."""
@@ -134,15 +132,9 @@ class RaceTree:
 
     def open_nodes(self, most: int) -> list[RaceNode]:
         """The ``most`` likeliest nodes that a step may feed, best first."""
-        engine = self._drafter.engine
-        ready = [
-            node
-            for node in self.nodes()
-            if not node.is_fed
-            and node.position < engine.max_context
-            and self._room(node) > 0
-            and self.value(node) >= LEAST_VALUE
-        ]
+        floor = self._root.log_chance + math.log(LEAST_VALUE)
+        last = min(self._drafter.engine.max_context - 1, self.token_limit - 3)
+        ready = [node for node in self._unfed if node.log_chance >= floor and node.position <= last]
         return heapq.nsmallest(most, ready, key=_best_first)
 
     def width(self, nodes: Sequence[RaceNode], step_ms: Mapping[int, float]) -> int:
@@ -169,16 +161,15 @@ class RaceTree:
         logits = await self._drafter.step(tokens, positions, mask, "growth")
         for index, node in enumerate(nodes):
             self._open(node, logits[index])
+        self._unfed = [node for node in self._unfed if not node.is_fed]
 
     def can_extend_line(self) -> bool:
         """Whether the draft's own line can be made longer; its last token is then the next to be fed."""
-        last = ([self._root, *self._line()])[-1]
-        engine = self._drafter.engine
+        engine, line = self._drafter.engine, self._line()
         return (
-            not last.is_fed
-            and last is not self._root
-            and last.position < engine.max_context
-            and self._room(last) > 0
+            bool(line)
+            and not line[-1].is_fed
+            and line[-1].position <= min(engine.max_context - 1, self.token_limit - 3)
             and engine.num_rows + engine.buckets[0] <= engine.max_rows
         )
 
@@ -190,32 +181,43 @@ class RaceTree:
         """Forget all that is drafted, rows included, and the last known token's: whoever goes on feeds it."""
         num_prefix = self._drafter.engine.num_rows - len(self._fed)
         self._drafter.engine.truncate(min(num_prefix, len(self._known) - 1))
-        self._fed = []
+        self._fed, self._unfed = [], []
         self._root = self._new_root()
 
     def _line(self) -> list[RaceNode]:
         line: list[RaceNode] = []
         node = self._root
-        while node.pick is not None and node.pick in node.children:
-            node = node.children[node.pick]
+        while node.row is not None and node.position + 1 <= self.token_limit - 2:
+            picked = self._drafter.candidates(node.row, node.position + 1, 1, None)[0]
+            if picked in self._drafter.rules.end_token_ids:
+                break
+            if picked not in node.children:
+                self._add(node, Choice(picked, LEAST_CHANCE))
+            node = node.children[picked]
             line.append(node)
         return line
 
     def _open(self, node: RaceNode, logits: LogitsRow) -> None:
         """``node`` has a row: keep it, and draft what may follow."""
-        drafter, position = self._drafter, node.position + 1
-        row = drafter.row(logits, self._known, self._path(node))
-        node.row = row
-        node.pick = next(iter(drafter.candidates(row, position, 1, None)), None)
-        if position > self.token_limit - 2:
-            return
-        choices = self._values.choices(row, position)
-        if node.pick is not None and all(choice.token != node.pick for choice in choices):
-            choices = [*choices, choices[-1]._replace(token=node.pick)] if choices else []
-        for token, chance in choices:
-            if token not in drafter.rules.end_token_ids:  # nothing follows them
-                log_chance = node.log_chance + math.log(chance)
-                node.children[token] = RaceNode(token, position, node, log_chance)
+        position = node.position + 1
+        node.row = self._drafter.row(logits, self._known, self._path(node))
+        if position <= self.token_limit - 2:
+            for choice in self._values.choices(node.row, position):
+                if choice.token not in self._drafter.rules.end_token_ids:  # nothing follows them
+                    self._add(node, choice)
+
+    def _add(self, parent: RaceNode, choice: Choice) -> None:
+        log_chance = parent.log_chance + math.log(choice.chance)
+        child = RaceNode(choice.token, parent.position + 1, parent, log_chance)
+        parent.children[choice.token] = child
+        self._unfed.append(child)
+
+    def _below_root(self) -> Iterator[RaceNode]:
+        waiting = list(self._root.children.values())
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting.extend(node.children.values())
 
     def _path(self, node: RaceNode) -> list[int]:
         """Tokens from behind the root to ``node``."""
@@ -225,10 +227,6 @@ class RaceTree:
             assert node.parent is not None
             node = node.parent
         return path[::-1]
-
-    def _room(self, node: RaceNode) -> int:
-        """How many drafted tokens may follow ``node``."""
-        return self.token_limit - 2 - node.position
 
     def _parent_offset(self, node: RaceNode) -> int:
         parent = node.parent
@@ -240,7 +238,11 @@ class RaceTree:
         num_prefix = engine.num_rows - len(self._fed)
         if lost:
             self._root = self._new_root()
-        below = sorted((node for node in self.nodes() if node.is_fed), key=_offset)
+        below: list[RaceNode] = []
+        self._unfed = []
+        for node in self._below_root():
+            (below if node.is_fed else self._unfed).append(node)
+        below.sort(key=_offset)
         kept = [*path, *below]
         if len(kept) < len(self._fed) or path:
             engine.compact(num_prefix, [num_prefix + _offset(node) for node in kept])
