@@ -1,4 +1,4 @@
-"""The race's tree: rows are those of a fresh prefill whatever was committed; the likeliest nodes grow first."""
+"""The race's tree: rows are those of a fresh prefill whatever was committed; the likeliest grow first."""
 
 from __future__ import annotations
 
