@@ -150,8 +150,9 @@ def expected_cloud_layout(
     message: TokenVerdict | EndVerdict | RejectVerdict | MoreTarget | Commit, width: int
 ) -> bytes:
     if isinstance(message, Commit):
+        drafted = [] if message.drafted is None else [(message.drafted, 16)]
         tokens = [(token, width) for token in message.tokens]
-        return packed((message.position, 24), (encode_duration(message.compute_ms), 8), *tokens)
+        return packed((message.position, 24), (encode_duration(message.compute_ms), 8), *drafted, *tokens)
     fields: list[tuple[int, int]] = []
     if not isinstance(message, MoreTarget):
         times = (encode_duration(message.times.queue_ms), encode_duration(message.times.compute_ms))

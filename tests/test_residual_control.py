@@ -100,8 +100,8 @@ def test_turning_to_the_cloud_and_back_leaves_the_distribution_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("acespec.edge_runtime.auto_policy.ModeSwitch", FollowsOutcomes)
-    for name in ("FIRST_PIECE", "PIECE"):
-        monkeypatch.setattr(f"acespec.edge_runtime.auto_policy.{name}", 1)
+    monkeypatch.setattr("acespec.edge_runtime.auto_policy.FIRST_PIECE", 1)
+    monkeypatch.setattr("acespec.edge_runtime.auto_policy.PIECES", (1, 1))
     results = texts(SpeculationPolicy.AUTO, first_seed=10**6)
     assert sum(result.metrics.rounds for result in results) > NUM_TEXTS
     assert sum(result.metrics.decoded_tokens for result in results) > 1.2 * NUM_TEXTS
