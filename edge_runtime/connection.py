@@ -110,6 +110,8 @@ class Connection:
 
         Too long by what it waited for ``receive`` to be called.
         """
+        self.introduction_bytes = 0
+        """Of the last introduction, and the request that went with it."""
         self._introduced_ms = 0.0
         self._asked_ms = 0.0
         self._busy_since_ms: float | None = None
@@ -235,9 +237,11 @@ class Connection:
         self._introduced_by = self._conversation.introduction(self._epoch)
         self.num_introductions += 1
         self._introduced_ms = self._asked_ms = now_ms()
+        sent_before = self.traffic.up
         try:
             await self._send(self._introduced_by)
             await self._send_outstanding()
+            self.introduction_bytes = self.traffic.up - sent_before
         except SessionError as error:
             await self._lose(error)
 

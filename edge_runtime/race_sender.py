@@ -22,7 +22,7 @@ class RaceSender:
         self._node_bytes = (token_bits(session.vocab_size) + NODE_LINK_BITS) / 8.0
         self._stream = self._introduction = -1
         self._next_id = self._arrived = 0
-        self._pacer = self._new_pacer()
+        self._pacer = UplinkPacer(0.0)
 
     def arrived(self, drafted: int, now_ms: float, step_ms: float) -> None:
         """A commit said that nodes up to the id before ``drafted`` (modulo) have come."""
@@ -36,7 +36,7 @@ class RaceSender:
         if not self._session.takes_drafts:
             self.is_held_up = True
             return
-        self._note_stream()
+        self._note_stream(step_ms)
         waiting = self._waiting()
         values = [self._tree.value(node) for node in waiting]
         count = self._pacer.batch(values, self._node_bytes, now_ms, step_ms)
@@ -68,7 +68,7 @@ class RaceSender:
         num_sent = len(likely) - len(waiting)  # all of them: a node's chance never falls
         return waiting[: max(opened.max_race_nodes - num_sent, 0)]
 
-    def _note_stream(self) -> None:
+    def _note_stream(self, step_ms: float) -> None:
         """Begin anew where the server knows nothing of what was sent."""
         connection = self._session.connection
         if self._introduction == connection.num_introductions:
@@ -78,10 +78,15 @@ class RaceSender:
             self._stream = connection.num_streams
             self._next_id = 0
         self._arrived = self._next_id
-        self._pacer = self._new_pacer()
+        self._pacer = UplinkPacer(self._first_window(step_ms))
         for node in self._tree.nodes(LEAST_SENT_VALUE):
             node.wire_id = None
 
-    def _new_pacer(self) -> UplinkPacer:
-        """The first window is what went up with the introduction, which was answered since."""
-        return UplinkPacer(float(self._session.connection.traffic.up))
+    def _first_window(self, step_ms: float) -> float:
+        """What the link carries in a step at least: so much went up while the introduction was answered.
+
+        Half of that before the first commit has told how long a step is.
+        """
+        connection = self._session.connection
+        opening_ms = max(connection.opening_ms or 0.0, 1.0)
+        return connection.introduction_bytes * (min(step_ms / opening_ms, 1.0) if step_ms else 0.5)

@@ -3,7 +3,7 @@
 Drafted nodes are worth something only while they are in time; on a slow link every byte that waits there
 delays those behind it. Commits tell what has arrived of them (``Commit.drafted``), so it is seen how long
 messages take, and what one takes longer than the fastest did is queueing. The bytes under way are kept in a
-window that grows while there is less queueing than a target step takes and shrinks while there is more (the
+window that grows while there is less queueing than half a target step and shrinks while there is more (the
 controller of LEDBAT, RFC 6817, in proportion). On a fast link the window is never full, and nodes go at once.
 On a slow one they gather until the next message may go, and the best for their bytes go with it.
 
@@ -25,8 +25,10 @@ HISTORY = 64
 """Messages among which the fastest is looked for."""
 RECENT = 3
 """Messages of which the fastest tells how long the queue is now: the commit that tells of one may be late."""
-GAIN = 0.5
-"""Share by which the window changes, once it has been too wide, while a window's bytes arrive."""
+GAIN = 0.25
+"""Share by which the window changes at most, once it has been too wide, while a window's bytes arrive."""
+QUEUE_STEPS = 0.5
+"""Target steps that the queue is to take. It is seen late, so that at times it is twice as long."""
 PATIENCE_STEPS = 6.0
 """Target steps after which what is under way counts as arrived or lost, though nothing says so."""
 
@@ -70,14 +72,6 @@ class UplinkPacer:
             return 0.0
         return min(list(self._delays_ms)[-RECENT:]) - min(self._delays_ms)
 
-    @property
-    def rate(self) -> float | None:
-        """Bytes a millisecond the window stands for; None before anything arrived. A lower bound if the link
-        is faster than what was sent."""
-        if not self._delays_ms:
-            return None
-        return self._window / max(min(list(self._delays_ms)[-RECENT:]), 1e-3)
-
     def batch(self, values: Sequence[float], node_bytes: float, now_ms: float, step_ms: float) -> int:
         """How many of the nodes with ``values``, best first, to send now, ``node_bytes`` each; 0: wait.
 
@@ -106,7 +100,7 @@ class UplinkPacer:
     def arrived(self, end_id: int, now_ms: float, step_ms: float) -> None:
         """It was heard at ``now_ms`` that all nodes below ``end_id`` have arrived.
 
-        ``step_ms``: what a step of the target takes, and so how long the queue may be.
+        ``step_ms``: what a step of the target takes, by which the queue is measured.
         """
         num_bytes, newest = 0.0, None
         while self._under_way and self._under_way[0].end_id <= end_id:
@@ -115,7 +109,7 @@ class UplinkPacer:
         if newest is None:
             return
         self._delays_ms.append(now_ms - newest.at_ms)
-        off_target = 1.0 - self.queue_ms / max(step_ms, 1e-3)
+        off_target = 1.0 - self.queue_ms / max(QUEUE_STEPS * step_ms, 1e-3)
         self._starts = self._starts and off_target > 0.0
         if off_target > 0.0 and not self._was_full:
             return  # it was not the window that held anything up
