@@ -92,7 +92,7 @@ def run(
     return result
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(
     gamma=st.none() | st.integers(1, 5),
     budget=st.none() | st.integers(5, 20),
