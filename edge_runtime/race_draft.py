@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
-from acespec.edge_runtime.budget import plan_budget
 from acespec.edge_runtime.controller import Controller
 from acespec.edge_runtime.drafter import Drafter
 from acespec.edge_runtime.node_values import CoupledValues, NodeValues
@@ -19,7 +19,7 @@ LEAST_STEP_VALUE = 0.05
 RECHECK_S = 0.02
 """How long to wait before nodes that the link had no room for are offered again, if nothing happens."""
 DEPTH = 4
-"""Steps that the budget's time is to hold: as long as the paper's branches, gamma where it is fixed."""
+"""Of a budget that is given without gamma, the part that is gamma's."""
 
 
 class RaceDraft:
@@ -98,13 +98,16 @@ class RaceDraft:
         return nodes if worth >= LEAST_STEP_VALUE else []
 
     def _budget(self) -> int:
-        """Most nodes of a step: B*(t)."""
+        """Most nodes of a step: B*(t), the widest whose step fits into the time until a verdict.
+
+        One step must fit, not a whole tree: a commit does not end the tree, it goes on from there.
+        """
         controller, settings = self._controller, self._controller.settings
-        gamma = settings.gamma or DEPTH
         if settings.budget is not None:
-            return max(settings.budget - gamma, 1)
-        window_ms = controller.window_ms if controller.round_trip.known else float("inf")
-        return plan_budget(window_ms, gamma, controller.step_times.current()).num_branches
+            return max(settings.budget - (settings.gamma or DEPTH), 1)
+        step_ms = controller.step_times.current()
+        window_ms = controller.window_ms if controller.round_trip.known else math.inf
+        return max((bucket for bucket in step_ms if step_ms[bucket] <= window_ms), default=min(step_ms))
 
     @property
     def _most_nodes(self) -> int:

@@ -7,7 +7,7 @@ from acespec.edge_runtime.session import EdgeSession
 from acespec.edge_runtime.uplink_pacing import NODE_LINK_BITS, UplinkPacer
 from acespec.wire import DRAFTED_MODULUS, MAX_DRAFT_NODES, DraftNode, token_bits
 
-LEAST_SENT_VALUE = 0.01
+LEAST_SENT_VALUE = 0.004
 """Nodes less likely than this to come true are kept back: the server feeds first what came first."""
 
 
