@@ -11,11 +11,12 @@ from acespec.bench.lab import experiments
 from acespec.bench.lab.acespec_strategies import AceSpec
 from acespec.bench.lab.baselines import E2Sci, Leniency, Vanilla
 from acespec.bench.lab.experiment import Cell, Experiment, Point, Scope, points
+from acespec.bench.lab.experiments import PAPER_RANKING
 from acespec.bench.lab.profiles import StepLatency, parse_profiles
 from acespec.bench.lab.simulated_link import LinkConditions
 from acespec.bench.lab.strategies import STRATEGY_NAMES, acespec, strategy, with_gamma
 from acespec.edge_runtime import DraftSettings, SpeculationPolicy
-from acespec.speculation import Allocation, SamplingParams
+from acespec.speculation import Allocation, Ranking, SamplingParams
 from acespec.wire import AcceptanceMode
 from bench_world import PAIR, cases
 
@@ -56,7 +57,8 @@ def test_labels_tell_the_truth(experiment: Experiment) -> None:
             "temperature": cell.sampling.temperature,
         }
         if isinstance(cell.strategy, AceSpec):
-            known["allocation"] = cell.strategy.settings.allocation.value
+            by_race = cell.strategy.settings.ranking is Ranking.COUPLED
+            known["allocation"] = cell.strategy.settings.allocation.value if by_race else PAPER_RANKING
             known["budget"] = cell.strategy.settings.budget
         told = {name: value for name, value in cell.labels.items() if name in known}
         assert told == {name: known[name] for name in told}
@@ -113,9 +115,19 @@ def test_allocations_differ_in_nothing_else() -> None:
     for each in strategies:
         assert isinstance(each, AceSpec)
         allocations.append(each.settings.allocation)
-        settings = replace(each.settings, allocation=Allocation.SINGLE)
+        settings = replace(each.settings, allocation=Allocation.SINGLE, ranking=Ranking.COUPLED)
         assert replace(each, settings=settings) == strategies[0]
-    assert allocations == [Allocation.SINGLE, Allocation.UNIFORM, Allocation.GEOMETRIC, Allocation.ADAPTIVE]
+    assert allocations == [
+        Allocation.SINGLE,
+        Allocation.UNIFORM,
+        Allocation.GEOMETRIC,
+        Allocation.ADAPTIVE,
+        Allocation.GEOMETRIC,
+    ]
+    assert [each.settings.ranking for each in strategies if isinstance(each, AceSpec)] == [
+        *[Ranking.COUPLED] * 4,
+        Ranking.PROBABILITY,
+    ]
 
 
 def test_a_chains_length_reaches_those_that_draft_chains() -> None:

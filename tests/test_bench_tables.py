@@ -96,7 +96,7 @@ def test_differences_are_of_neighbouring_allocations_with_bounds() -> None:
     found = {
         (row["dataset"], row["first"], row["second"], row["measure"]): row for row in table.differences()
     }
-    assert len(found) == 2 * 3 * 3
+    assert len(found) == 2 * 4 * 3
     gains = [
         found["letters", first, second, "tokens_per_s"]
         for first, second in (("uniform", "single"), ("geometric", "uniform"), ("adaptive", "geometric"))
@@ -117,8 +117,11 @@ def test_a_failed_cell_is_not_compared() -> None:
 
     table = Table(TABLE2, outcomes(TABLE2, SCOPE, NoUniform()))
     compared = {(row["dataset"], row["first"], row["second"]) for row in table.differences()}
-    assert {pair[1:] for pair in compared if pair[0] == "letters"} == {("adaptive", "geometric")}
-    assert len(compared) == 1 + 3
+    assert {pair[1:] for pair in compared if pair[0] == "letters"} == {
+        ("adaptive", "geometric"),
+        ("geometric", "geometric, by probability"),
+    }
+    assert len(compared) == 2 + 4
 
 
 def bandwidth_row(rate_bps: float, tokens_per_s: float | None, up: float = 6.0, **more: object) -> Row:

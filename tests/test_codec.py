@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from acespec.wire import (
@@ -214,7 +214,7 @@ def test_verdict_sizes() -> None:
     assert codec.encode_cloud(EndVerdict(63, 63, times)).ByteSize() == 6
 
 
-@unhurried
+@settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(st.data())
 def test_predicted_target_sizes_are_the_real_ones(data: st.DataObject) -> None:
     vocab_size, _ = data.draw(sessions())
