@@ -159,7 +159,7 @@ class BusyLink:
             if self._drops_until_open and kind not in ("open", "close", None):
                 continue
             self._drops_until_open = False
-            if kind in ("close", "resume", None):
+            if kind in ("close", "resume", "draft", None):  # a draft is no request: nothing answers it
                 return message
             self._count += 1
             if self._count - 1 not in self._busy:

@@ -2,98 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acespec.bench.virtual_clock import run_virtual
 from acespec.cloud_verifier.limits import Limits
-from acespec.cloud_verifier.verifier import Verifier
-from acespec.compute import InlineRunner
-from acespec.edge_runtime.generate import GenerationResult, generate
 from acespec.edge_runtime.outage import OnOutage, OutageError, OutageSettings
 from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest, SpeculationPolicy
-from acespec.edge_runtime.session import SessionSettings, TargetIdentity
 from acespec.speculation import SamplingParams
 from acespec.wire import AcceptanceMode, Eagerness
-from bad_network import BadNetwork, Fault, StreamPlan
-from fake_draft import Table, TableDraftEngine, mixed
-from fake_target import TableTargetEngine
-from in_process import draft_model, link_delay
-
-VOCAB = 32
-LOGITS = 2.0 * np.random.default_rng(1).standard_normal((2, VOCAB, VOCAB, VOCAB)).astype(np.float32)
-RACE = DraftSettings(gamma=None, policy=SpeculationPolicy.RACE)
-EAGER = Limits(race_eagerness=Eagerness.LATENCY)
+from bad_network import Fault, StreamPlan
+from race_world import LONG, RACE, run
 
 
-def by_last_two(logits: np.ndarray) -> Table:
-    """A table ``[V, V, V]`` as a function of the path (its first token has nothing before it: 0)."""
-    return lambda path: logits[path[-2] if len(path) > 1 else 0, path[-1]]
-
-
-TARGET, OTHER = map(by_last_two, LOGITS)
-
-
-def run(
-    request: GenerationRequest,
-    closeness: float | None = 0.8,
-    draft_settings: DraftSettings = RACE,
-    limits: Limits = EAGER,
-    *,
-    target_ms: float = 10.0,
-    step_ms: float = 1.0,
-    delays: Sequence[float] = (4.0,),
-    plans: Sequence[StreamPlan] = (),
-    draft_context: int = 1024,
-    tree_rows: int = 512,
-    outage: OutageSettings | None = None,
-    provisional: list[list[int]] | None = None,
-) -> GenerationResult:
-    """Generate over a network of ``plans``; ``closeness`` None lets the cloud decode alone.
-
-    ``provisional`` takes what is shown as such.
-    """
-    shown: list[list[int]] = [] if provisional is None else provisional
-    targets: list[TableTargetEngine] = []
-
-    def new_verifier() -> Verifier:
-        targets.append(TableTargetEngine(TARGET, VOCAB, max_context=1024))
-        return Verifier(targets[-1], InlineRunner(), limits, latency_ms=lambda _: target_ms)
-
-    draft = None
-    if closeness is not None:
-        table = mixed(OTHER, TARGET, closeness)
-        engine = TableDraftEngine(table, VOCAB, max_context=draft_context, tree_rows=tree_rows)
-        draft = draft_model(engine, step_ms)
-
-    async def main() -> GenerationResult:
-        network = BadNetwork(new_verifier, plans, link_delay(delays))
-        identity = TargetIdentity(vocabulary_hash=targets[0].info.vocabulary_hash)
-        met = outage or OutageSettings(timeout_s=1e6, first_timeout_s=1e6)
-        try:
-            return await generate(
-                network,
-                request,
-                VOCAB,
-                draft,
-                draft_settings,
-                SessionSettings(identity, met),
-                on_provisional=shown.append,
-            )
-        finally:
-            await network.end()
-
-    result = run_virtual(main())
-    assert all(not target.sequences for target in targets), "every server freed what it held"
-    return result
-
-
-@pytest.mark.xfail(strict=False, reason="the race at the edge is under way")
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(
     gamma=st.none() | st.integers(1, 5),
     budget=st.none() | st.integers(5, 20),
@@ -167,9 +89,6 @@ def test_the_text_is_the_clouds(
         assert raced.metrics.drafted_nodes == raced.metrics.raced_tokens == 0
 
 
-LONG = GenerationRequest((4, 2), (), 192, seed=3)
-
-
 @pytest.mark.parametrize("trip_ms", [10.0, 100.0])
 @pytest.mark.parametrize(("target_ms", "step_ms"), [(72.0, 8.5), (72.0, 22.0), (146.0, 15.0)])
 def test_it_is_never_slower_than_the_cloud(trip_ms: float, target_ms: float, step_ms: float) -> None:
@@ -189,11 +108,10 @@ def test_a_good_draft_wins_by_far_and_more_so_than_by_rounds() -> None:
         run(LONG, closeness, policy, **timing).metrics.total_ms  # type: ignore[arg-type]
         for closeness, policy in ((None, RACE), (0.7, rounds), (0.7, RACE))
     )
-    assert alone > 1.5 * raced
+    assert alone > 1.5 * raced, "milliseconds"
     assert chained > 1.2 * raced
 
 
-@pytest.mark.xfail(strict=False, reason="the race at the edge is under way")
 def test_where_the_server_does_not_race_it_goes_on_by_rounds_where_these_win() -> None:
     refusing = Limits(race_eagerness=None)
     result = run(LONG, 0.9, RACE, refusing, target_ms=72.0, step_ms=2.0)
@@ -202,7 +120,6 @@ def test_where_the_server_does_not_race_it_goes_on_by_rounds_where_these_win() -
     assert result.metrics.drafted_nodes == 0
 
 
-@pytest.mark.xfail(strict=False, reason="the race at the edge is under way")
 def test_what_is_lost_with_a_stream_goes_up_again() -> None:
     cut = [StreamPlan(Fault.CUT, up=False, at=12)]
     calm, cut_once = (run(LONG, 0.9, plans=plans, delays=[20.0]) for plans in ([], cut))
@@ -211,12 +128,11 @@ def test_what_is_lost_with_a_stream_goes_up_again() -> None:
     assert cut_once.metrics.raced_tokens > 0.8 * calm.metrics.raced_tokens
 
 
-@pytest.mark.xfail(strict=False, reason="the race at the edge is under way")
 def test_a_server_that_forgot_the_session_races_on() -> None:
     killed = [StreamPlan(Fault.KILL, up=False, at=12)]
     result = run(LONG, 0.9, plans=killed, delays=[20.0])
     assert result.tokens == run(LONG, None).tokens
-    assert result.metrics.raced_tokens > 0.3 * len(result.tokens)
+    assert result.metrics.raced_tokens > 0.2 * len(result.tokens)
 
 
 def test_while_the_link_is_down_the_draft_goes_on() -> None:
