@@ -7,11 +7,13 @@ import math
 
 from acespec.edge_runtime.controller import Controller
 from acespec.edge_runtime.drafter import Drafter
-from acespec.edge_runtime.node_values import CoupledValues, NodeValues
+from acespec.edge_runtime.node_values import Choice, CoupledValues, NodeValues
+from acespec.edge_runtime.outcome_estimates import OutcomeEstimates
 from acespec.edge_runtime.race_sender import RaceSender
 from acespec.edge_runtime.race_tree import RaceNode, RaceTree
 from acespec.edge_runtime.session import EdgeSession
 from acespec.edge_runtime.step_clock import now_ms
+from acespec.speculation import CandidateRow
 from acespec.wire import Commit
 
 LEAST_STEP_VALUE = 0.05
@@ -20,6 +22,28 @@ RECHECK_S = 0.02
 """How long to wait before nodes that the link had no room for are offered again, if nothing happens."""
 DEPTH = 4
 """Of a budget that is given without gamma, the part that is gamma's."""
+
+
+class LearnedFromText:
+    """Node values that tell the controller, too, what the text says of acceptance (as ``BesideDraft``)."""
+
+    def __init__(self, values: NodeValues, drafter: Drafter, outcomes: OutcomeEstimates) -> None:
+        self._values = values
+        self._drafter = drafter
+        self._outcomes = outcomes
+
+    def choices(self, row: CandidateRow, position: int) -> list[Choice]:
+        """As `NodeValues.choices`."""
+        return self._values.choices(row, position)
+
+    def observe(self, row: CandidateRow, position: int, token: int) -> None:
+        """As `NodeValues.observe`: the draft's first candidate is the token it had drafted."""
+        self._values.observe(row, position, token)
+        horizon = self._outcomes.horizon
+        ranked = self._drafter.candidates(row, position, horizon + 1, None)
+        rank = ranked.index(token) + 1 if token in ranked[:horizon] else horizon + 1
+        others = None if rank == 1 else rank - 1
+        self._outcomes.observe_beside(row.prob_of(ranked[0]), rank == 1, rank, others)
 
 
 class RaceDraft:
@@ -36,7 +60,8 @@ class RaceDraft:
         self._session = session
         self._drafter = drafter
         self._controller = controller
-        self._tree = RaceTree(drafter, self.values, session.committed, session.token_limit)
+        learned = LearnedFromText(self.values, drafter, controller.outcomes)
+        self._tree = RaceTree(drafter, learned, session.committed, session.token_limit)
         self._sender = RaceSender(session, self._tree)
         self._changed = asyncio.Event()
         self._ending = False
