@@ -124,7 +124,7 @@ def generate(
     """Generate text with a draft model here and a verifier in the cloud."""
     remote = remote_settings(link)
     if remote.outage.on_outage is OnOutage.DRAFT and policy == "cloud":
-        raise AcespecError("--on-outage draft goes on with the draft model: it cannot have --policy cloud")
+        raise AcespecError("--on-outage draft needs the draft model: use --policy rounds, race or auto")
     if policy == SpeculationPolicy.RACE and options["mode"] != AcceptanceMode.COUPLED:
         raise AcespecError(f"--policy race needs --mode {AcceptanceMode.COUPLED.value}")
     from acespec.edge_runtime.remote import generate_remotely

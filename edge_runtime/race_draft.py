@@ -11,6 +11,7 @@ from acespec.edge_runtime.node_values import Choice, CoupledValues, NodeValues
 from acespec.edge_runtime.outcome_estimates import OutcomeEstimates
 from acespec.edge_runtime.race_sender import RaceSender
 from acespec.edge_runtime.race_tree import RaceNode, RaceTree
+from acespec.edge_runtime.reliability import Reliability
 from acespec.edge_runtime.session import EdgeSession
 from acespec.edge_runtime.step_clock import now_ms
 from acespec.speculation import CandidateRow
@@ -31,6 +32,11 @@ class LearnedFromText:
         self._values = values
         self._drafter = drafter
         self._outcomes = outcomes
+
+    @property
+    def reliability(self) -> Reliability:
+        """Of the values themselves."""
+        return self._values.reliability
 
     def choices(self, row: CandidateRow, position: int) -> list[Choice]:
         """As `NodeValues.choices`."""
@@ -56,11 +62,13 @@ class RaceDraft:
         controller: Controller,
         values: NodeValues | None = None,
     ) -> None:
-        self.values = values or CoupledValues(drafter.rules)
+        """``values``: how chances are estimated; None: from this position's scores."""
+        values = values or CoupledValues(drafter.rules)
+        session.statistics.reliability = values.reliability
         self._session = session
         self._drafter = drafter
         self._controller = controller
-        learned = LearnedFromText(self.values, drafter, controller.outcomes)
+        learned = LearnedFromText(values, drafter, controller.outcomes)
         self._tree = RaceTree(drafter, learned, session.committed, session.token_limit)
         self._sender = RaceSender(session, self._tree)
         self._changed = asyncio.Event()

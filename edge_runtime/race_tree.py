@@ -19,7 +19,8 @@ import numpy as np
 
 from acespec.edge_runtime.budget import bucket_for
 from acespec.edge_runtime.drafter import Drafter
-from acespec.edge_runtime.node_values import LEAST_CHANCE, Choice, NodeValues
+from acespec.edge_runtime.node_values import Choice, NodeValues
+from acespec.edge_runtime.reliability import LEAST_CHANCE
 from acespec.speculation import CandidateRow, LogitsRow, tree_mask
 
 LEAST_VALUE = 2e-3

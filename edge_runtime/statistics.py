@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from acespec.edge_runtime.outcome_estimates import OutcomeEstimates
+from acespec.edge_runtime.reliability import Reliability, ReliabilityBin
 from acespec.edge_runtime.step_clock import StepClock, now_ms
 from acespec.wire import LinkBytes
 
@@ -81,6 +82,8 @@ class GenerationMetrics:
     """Drafted tokens sent in a race, of all branches."""
     raced_tokens: int = 0
     """Tokens that drafts spared the target a forward for: a race's commits beyond one token each."""
+    reliability: tuple[ReliabilityBin, ...] = ()
+    """Of a race: chances that were estimated of drafted tokens, and how often the target took such."""
 
 
 @dataclass
@@ -112,6 +115,7 @@ class Statistics:
     drafted_nodes: int = 0
     raced: int = 0
     """Tokens of a race's commits beyond one each."""
+    reliability: Reliability | None = None
 
     @property
     def disturbances(self) -> int:
@@ -179,6 +183,7 @@ class Statistics:
             provisional_tokens=self.provisional,
             drafted_nodes=self.drafted_nodes,
             raced_tokens=self.raced,
+            reliability=() if self.reliability is None else tuple(self.reliability.bins),
         )
 
 

@@ -8,15 +8,8 @@ import numpy as np
 import pytest
 
 from acespec.edge_runtime.drafter import DraftRules
-from acespec.edge_runtime.node_values import (
-    LEAST_CHANCE,
-    MAX_CHOICES,
-    CoupledValues,
-    NodeValues,
-    RankValues,
-    Reliability,
-    ValuePrior,
-)
+from acespec.edge_runtime.node_values import MAX_CHOICES, CoupledValues, NodeValues, RankValues, ValuePrior
+from acespec.edge_runtime.reliability import LEAST_CHANCE, Reliability
 from acespec.speculation import (
     CandidateRow,
     LogitsRow,
@@ -135,16 +128,3 @@ def test_a_token_beyond_the_candidates_makes_all_of_them_less_likely() -> None:
         values.observe(row, position, VOCAB + 3)
     assert values.weights == weights
     assert values.choices(row, position)[0].chance < 0.9 * before
-
-
-def test_reliability_counts_in_bins() -> None:
-    reliability = Reliability()
-    assert reliability.error is None
-    assert reliability.bins == []
-    reliability.observe([0.95, 0.03, 0.0001], np.array([True, False, False]))
-    reliability.observe([0.91, 0.05], np.array([False, True]))
-    low, high = reliability.bins
-    assert (low.count, high.count) == (2, 2), "what is no choice is not counted"
-    assert (low.estimated, low.taken) == (pytest.approx(0.04), 0.5)
-    assert (high.estimated, high.taken) == (pytest.approx(0.93), 0.5)
-    assert reliability.error == pytest.approx((0.92 + 0.86) / 4)

@@ -166,3 +166,14 @@ def test_a_race_needs_coupled_mode() -> None:
     request = GenerationRequest((4, 2), (), 4, mode=AcceptanceMode.RESIDUAL)
     with pytest.raises(ValueError, match="a race needs coupled mode"):
         run(request)
+
+
+def test_it_reports_how_reliable_its_values_were() -> None:
+    metrics = run(LONG, 0.8, delays=[5.0]).metrics
+    assert sum(each.count for each in metrics.reliability) > LONG.max_new_tokens
+    total = sum(each.count for each in metrics.reliability)
+    off = sum(each.count * abs(each.estimated - each.taken) for each in metrics.reliability)
+    assert off / total < 0.05
+    assert metrics.alpha is not None
+    assert 0.5 < metrics.alpha < 0.95, "acceptance is learned beside the race"
+    assert run(LONG, None).metrics.reliability == ()
