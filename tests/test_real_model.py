@@ -6,6 +6,7 @@ so that hits, misses and preempted growth of a wide-area run happen here, and th
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import logging
@@ -14,10 +15,17 @@ import pytest
 
 from acespec.bench.demo import PAIR, prepare
 from acespec.bench.virtual_clock import run_virtual
+from acespec.cloud_verifier.server import VerifierServer
+from acespec.cloud_verifier.server_options import ServerOptions
 from acespec.cloud_verifier.transformers_engine import TransformersEngine
-from acespec.edge_runtime.generate import GenerationResult
+from acespec.cloud_verifier.verifier import Verifier
+from acespec.compute import ThreadRunner
+from acespec.edge_runtime.draft_model import DraftModel
+from acespec.edge_runtime.generate import GenerationResult, generate
+from acespec.edge_runtime.grpc_transport import GrpcConnector
 from acespec.edge_runtime.ort_engine import OnnxRuntimeEngine
-from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest
+from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest, SpeculationPolicy
+from acespec.edge_runtime.session import SessionSettings, TargetIdentity
 from acespec.edge_runtime.text import encode_prompt
 from acespec.models import load_tokenizer, resolve_model
 from acespec.models.manifest import Bundle
@@ -122,6 +130,41 @@ def test_coupled_text_of_rounds_is_the_text_of_the_cloud_alone(
     assert rounds.tokens == cloud.tokens
     assert len(rounds.tokens) == NEW_TOKENS
     assert rounds.metrics.target_forwards_per_token < 1.0, "the draft is of use"
+
+
+RACE = DraftSettings(gamma=None, policy=SpeculationPolicy.RACE)
+
+
+@pytest.mark.parametrize(("prompt", "sampling", "_", "delay_ms"), CASES[:6])
+def test_text_of_a_race_is_the_text_of_the_cloud_alone(
+    prompt: str, sampling: SamplingParams, _: DraftSettings, delay_ms: float
+) -> None:
+    request = request_for(prompt, sampling, seed=len(prompt))
+    raced = run(request, RACE, delay_ms)
+    assert raced.tokens == run(request, None).tokens
+    assert len(raced.tokens) == NEW_TOKENS
+    assert raced.metrics.drafted_nodes > 0
+
+
+def test_over_real_grpc_the_text_of_a_race_is_the_same() -> None:
+    request = request_for(PROMPTS[2], SamplingParams(temperature=0.7, top_p=0.95), seed=4)
+
+    async def raced_over_grpc() -> GenerationResult:
+        edge, cloud = ThreadRunner("draft"), ThreadRunner("target")
+        server = VerifierServer(Verifier(target(), cloud), ServerOptions(port=0))
+        try:
+            connector = GrpcConnector(await server.start())
+            model = DraftModel(draft(), lambda _: dict.fromkeys(draft().buckets, 20.0), edge)
+            session = SessionSettings(TargetIdentity(vocabulary_hash=target().info.vocabulary_hash))
+            return await generate(connector, request, target().info.vocab_size, model, RACE, session)
+        finally:
+            await server.stop(0.0)
+            edge.close()
+            cloud.close()
+
+    raced = asyncio.run(raced_over_grpc())
+    assert raced.tokens == run(request, None).tokens
+    assert raced.metrics.drafted_nodes > 0
 
 
 def test_the_answer_ends_at_the_same_end_token() -> None:
