@@ -14,7 +14,7 @@ from acespec.cloud_verifier.seats import Seat
 from acespec.cloud_verifier.shared import Shared
 from acespec.cloud_verifier.steps import Steps
 from acespec.cloud_verifier.tenants import Tenant
-from acespec.wire import DRAFTED_MODULUS, Decode, Draft, Eagerness, Round
+from acespec.wire import DRAFTED_MODULUS, Decode, Draft, DraftsHeard, Eagerness, Round
 
 
 class Race:
@@ -39,6 +39,10 @@ class Race:
         self._drafted = asyncio.Event()
         self._received = 0
         self._kept = 0
+        self._heard_at = 0.0
+        """When the last draft came; seconds of the loop's clock."""
+        self._told = 0
+        """Up to which id a commit has told that nodes have come."""
 
     def begin(self, request: Round | Decode, epoch: int) -> None:
         """Take drafts for ``request`` from now on, if it is a race, and for no other.
@@ -50,12 +54,14 @@ class Race:
             return
         if epoch != self._epoch:
             self._tree = DraftTree(self._text.tokens, self._shared.limits.max_race_nodes)
+            self._told = 0
         self._seq, self._epoch = request.seq, epoch
 
     def take(self, draft: Draft, epoch: int) -> bool:
         """Take drafts for what is under way at once; False if they are for something else."""
         if (draft.seq, epoch) != (self._seq, self._epoch):
             return False
+        self._heard_at = asyncio.get_running_loop().time()
         self._tree.advance()
         self._received += len(draft.nodes)
         self._kept += self._tree.add(draft)
@@ -65,10 +71,13 @@ class Race:
                 self._shared.batcher.press(self._seat.sequence)
         return True
 
-    @property
-    def num_drafted(self) -> int:
-        """The id behind that of the last node that came over the stream, as a ``Commit`` tells it."""
-        return self._tree.next_id % DRAFTED_MODULUS
+    def heard(self) -> DraftsHeard | None:
+        """What a commit that is sent now tells of drafts; None if none has come since the one before."""
+        if self._tree.next_id == self._told:
+            return None
+        self._told = self._tree.next_id
+        age_ms = 1000.0 * (asyncio.get_running_loop().time() - self._heard_at)
+        return DraftsHeard(self._told % DRAFTED_MODULUS, age_ms)
 
     async def ready(self, goal: int) -> None:
         """Where forwards are to be few: wait for drafts, not for ever, nor where they could bring nothing."""

@@ -251,8 +251,8 @@ class Session:
         while True:
             if position < len(text.tokens):
                 tokens = tuple(text.tokens[position:])
-                drafted = None if race is None else race.num_drafted
-                await peer.send(self.codec.encode_cloud(Commit(position, tokens, compute_ms, drafted)))
+                heard = None if race is None else race.heard()
+                await peer.send(self.codec.encode_cloud(Commit(position, tokens, compute_ms, heard)))
                 position += len(tokens)
                 peer.told = position
             last = min(goal, position + text.remaining)

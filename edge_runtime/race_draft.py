@@ -81,8 +81,8 @@ class RaceDraft:
 
     def notice(self, commit: Commit) -> None:
         """``commit`` has come, and is committed."""
-        if commit.drafted is not None:
-            self._sender.arrived(commit.drafted, now_ms(), self._controller.cloud_ms)
+        if commit.drafts is not None:
+            self._sender.arrived(commit.drafts, now_ms(), self._controller.cloud_ms)
         self._changed.set()
 
     async def end(self) -> None:

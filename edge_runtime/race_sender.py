@@ -5,7 +5,7 @@ from __future__ import annotations
 from acespec.edge_runtime.race_tree import RaceNode, RaceTree
 from acespec.edge_runtime.session import EdgeSession
 from acespec.edge_runtime.uplink_pacing import NODE_LINK_BITS, UplinkPacer
-from acespec.wire import DRAFTED_MODULUS, MAX_DRAFT_NODES, DraftNode, token_bits
+from acespec.wire import DRAFTED_MODULUS, MAX_DRAFT_NODES, DraftNode, DraftsHeard, token_bits
 
 LEAST_SENT_VALUE = 0.004
 """Nodes less likely than this to come true are kept back: the server feeds first what came first."""
@@ -24,12 +24,12 @@ class RaceSender:
         self._next_id = self._arrived = 0
         self._pacer = UplinkPacer(0.0)
 
-    def arrived(self, drafted: int, now_ms: float, step_ms: float) -> None:
-        """A commit said that nodes up to the id before ``drafted`` (modulo) have come."""
-        ahead = (drafted - self._arrived) % DRAFTED_MODULUS
+    def arrived(self, drafts: DraftsHeard, now_ms: float, step_ms: float) -> None:
+        """A commit that came at ``now_ms`` told of drafts."""
+        ahead = (drafts.next_id - self._arrived) % DRAFTED_MODULUS
         if 0 < ahead <= self._next_id - self._arrived:
             self._arrived += ahead
-            self._pacer.arrived(self._arrived, now_ms, step_ms)
+            self._pacer.arrived(self._arrived, now_ms - drafts.age_ms, step_ms)
 
     async def send(self, now_ms: float, step_ms: float) -> None:
         """Send what is worth it and finds room."""

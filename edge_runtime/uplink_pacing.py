@@ -1,11 +1,11 @@
 """How much may be sent on the uplink now, and what: so that no queue builds up before it.
 
 Drafted nodes are worth something only while they are in time; on a slow link every byte that waits there
-delays those behind it. Commits tell what has arrived of them (``Commit.drafted``), so it is seen how long
-messages take, and what one takes longer than the fastest did is queueing. The bytes under way are kept in a
-window that grows while there is less queueing than half a target step and shrinks while there is more (the
-controller of LEDBAT, RFC 6817, in proportion). On a fast link the window is never full, and nodes go at once.
-On a slow one they gather until the next message may go, and the best for their bytes go with it.
+delays those behind it. Commits tell what has arrived of them and when (``Commit.drafts``), so it is seen how
+long messages take, and what one takes longer than the fastest did is queueing. The bytes under way are kept
+in a window that grows while there is less queueing than a third of a target step and shrinks while there is
+more (the controller of LEDBAT, RFC 6817, in proportion). On a fast link the window is never full, and nodes
+go at once. On a slow one they gather until the next message may go, and the best for their bytes go with it.
 
 Pure: times are passed in. Bytes are those on the wire, what a message costs besides its content included.
 """
@@ -24,10 +24,10 @@ LEAST_WINDOW = 1.5 * MESSAGE_BYTES
 HISTORY = 64
 """Messages among which the fastest is looked for."""
 RECENT = 3
-"""Messages of which the fastest tells how long the queue is now: the commit that tells of one may be late."""
+"""Messages of which the fastest tells how long the queue is now: a link has jitter."""
 GAIN = 0.25
 """Share by which the window changes at most, once it has been too wide, while a window's bytes arrive."""
-QUEUE_STEPS = 0.5
+QUEUE_STEPS = 0.35
 """Target steps that the queue is to take. It is seen late, so that at times it is twice as long."""
 PATIENCE_STEPS = 6.0
 """Target steps after which what is under way counts as arrived or lost, though nothing says so."""
@@ -97,8 +97,8 @@ class UplinkPacer:
         """A message of ``num_nodes`` was sent, whose last has the id ``end_id - 1``."""
         self._under_way.append(_Sent(end_id, MESSAGE_BYTES + node_bytes * num_nodes, now_ms))
 
-    def arrived(self, end_id: int, now_ms: float, step_ms: float) -> None:
-        """It was heard at ``now_ms`` that all nodes below ``end_id`` have arrived.
+    def arrived(self, end_id: int, at_ms: float, step_ms: float) -> None:
+        """All nodes below ``end_id`` had come at ``at_ms``, give or take what is the same for all messages.
 
         ``step_ms``: what a step of the target takes, by which the queue is measured.
         """
@@ -108,7 +108,7 @@ class UplinkPacer:
             num_bytes += newest.num_bytes
         if newest is None:
             return
-        self._delays_ms.append(now_ms - newest.at_ms)
+        self._delays_ms.append(at_ms - newest.at_ms)
         off_target = 1.0 - self.queue_ms / max(QUEUE_STEPS * step_ms, 1e-3)
         self._starts = self._starts and off_target > 0.0
         if off_target > 0.0 and not self._was_full:

@@ -150,7 +150,8 @@ def expected_cloud_layout(
     message: TokenVerdict | EndVerdict | RejectVerdict | MoreTarget | Commit, width: int
 ) -> bytes:
     if isinstance(message, Commit):
-        drafted = [] if message.drafted is None else [(message.drafted, 16)]
+        drafts = message.drafts
+        drafted = [] if drafts is None else [(drafts.next_id, 16), (encode_duration(drafts.age_ms), 8)]
         tokens = [(token, width) for token in message.tokens]
         return packed((message.position, 24), (encode_duration(message.compute_ms), 8), *drafted, *tokens)
     fields: list[tuple[int, int]] = []

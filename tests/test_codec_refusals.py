@@ -295,10 +295,10 @@ BITS = (3, 6)
         (COUPLED, "commit", packed((2**24 - 1, 24), (0, 8), (1, 9), (1, 9)), "position must be"),
         (COUPLED, "commit", packed((1, 24), (0, 8), (300, 9)), "token 300 is outside"),
         (COUPLED, "commit", packed((1, 24), (0, 8), (1, 9), (1, 7)), "padding"),
-        (COUPLED, "race_commit", packed((1, 24), (0, 8), (0, 16)), "6 bytes are too few"),
-        (COUPLED, "race_commit", packed((2**24 - 1, 24), (0, 8), (0, 16), (1, 9), (1, 9)), "position must"),
-        (COUPLED, "race_commit", packed((1, 24), (0, 8), (0, 16), (300, 9)), "token 300 is outside"),
-        (RESIDUAL, "race_commit", packed((1, 24), (0, 8), (0, 16), (1, 9)), "belongs to coupled mode"),
+        (COUPLED, "race_commit", packed((1, 24), (0, 8), (0, 24)), "7 bytes are too few"),
+        (COUPLED, "race_commit", packed((2**24 - 1, 24), (0, 8), (0, 24), (1, 9), (1, 9)), "position must"),
+        (COUPLED, "race_commit", packed((1, 24), (0, 8), (0, 24), (300, 9)), "token 300 is outside"),
+        (RESIDUAL, "race_commit", packed((1, 24), (0, 8), (0, 24), (1, 9)), "belongs to coupled mode"),
     ],
 )
 def test_cloud_messages_refuse(mode: AcceptanceMode, kind: str, data: bytes, pattern: str) -> None:

@@ -36,10 +36,12 @@ class Link:
         self.arrivals.append((self.free_ms + self.trip_ms / 2.0, end_id))
         self.bytes_sent += num_bytes
 
-    def heard(self, now_ms: float) -> int:
-        """Nodes whose arrival is known at the edge, told by the last step whose commit is there."""
+    def heard(self, now_ms: float) -> tuple[int, float]:
+        """Nodes whose arrival is known at the edge, told by the last step whose commit is there, and the time
+        from the last one's arrival to that commit's."""
         step_end = np.floor((now_ms - self.trip_ms / 2.0) / STEP_MS) * STEP_MS
-        return max((end for at, end in self.arrivals if at <= step_end), default=0)
+        at, end = max(((at, end) for at, end in self.arrivals if at <= step_end), default=(0.0, 0))
+        return end, step_end - at
 
 
 def run(
@@ -52,10 +54,11 @@ def run(
     sent = link.arrivals[-1][1] if link.arrivals else 0
     for tick in range(int(from_s * 1000.0 / DRAFT_MS), int(until_s * 1000.0 / DRAFT_MS)):
         now_ms = tick * DRAFT_MS
-        heard = link.heard(now_ms - generator.exponential(1.0) * link.jitter_ms)
+        jitter_ms = generator.exponential(1.0) * link.jitter_ms
+        heard, age_ms = link.heard(now_ms - jitter_ms)
         if heard > known:
             known = heard
-            pacer.arrived(known, now_ms, STEP_MS)
+            pacer.arrived(known, now_ms + jitter_ms - age_ms, STEP_MS)
         if generator.random() < DRAFT_MS / (2.0 * STEP_MS):
             waiting = []
         waiting += [(value, now_ms) for value in 0.6 * generator.dirichlet(np.ones(12))]
@@ -82,9 +85,9 @@ def test_the_queue_of_a_slow_link_is_short_and_the_link_is_used(
 ) -> None:
     link = Link(kbps, trip_ms, jitter_ms)
     run(link, 25.0, UplinkPacer(300.0))
-    assert np.mean(link.queues_ms) < 1.2 * STEP_MS
-    assert np.percentile(link.queues_ms, 95) < 2.5 * STEP_MS
-    assert link.bytes_sent * 8.0 / kbps > 0.45 * 20_000.0
+    assert np.mean(link.queues_ms) < 0.8 * STEP_MS
+    assert np.percentile(link.queues_ms, 95) < 1.8 * STEP_MS
+    assert link.bytes_sent * 8.0 / kbps > 0.4 * 20_000.0
 
 
 def test_where_a_message_takes_longer_than_a_step_the_queue_is_one_message() -> None:
@@ -111,7 +114,7 @@ def test_a_link_that_becomes_faster_is_found_out() -> None:
     link.kbps = 2000.0
     run(link, 40.0, pacer, settle_s=30.0, from_s=10.0)
     assert pacer.window > 2.0 * narrow
-    assert max(link.waits_ms) == 0.0
+    assert max(link.waits_ms) <= DRAFT_MS
 
 
 def test_what_nothing_is_heard_of_does_not_hold_up_the_rest_for_ever() -> None:

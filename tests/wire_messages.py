@@ -20,6 +20,7 @@ from acespec.wire import (
     Decode,
     Draft,
     DraftNode,
+    DraftsHeard,
     Eagerness,
     EdgeMessage,
     EndVerdict,
@@ -220,8 +221,9 @@ resets = st.builds(Reset, epochs, st.sampled_from(ResetReason))
 @st.composite
 def commits(draw: st.DrawFn, vocab_size: int, mode: AcceptanceMode) -> Commit:
     committed = draw(tokens(vocab_size, 1, 100))
-    drafted = draw(st.none() | st.integers(0, 2**16 - 1)) if mode is COUPLED else None
-    return Commit(draw(st.integers(0, 2**24 - len(committed))), committed, draw(durations), drafted)
+    heard = st.builds(DraftsHeard, st.integers(0, 2**16 - 1), durations)
+    drafts = draw(st.none() | heard) if mode is COUPLED else None
+    return Commit(draw(st.integers(0, 2**24 - len(committed))), committed, draw(durations), drafts)
 
 
 def cloud_messages(vocab_size: int, mode: AcceptanceMode) -> st.SearchStrategy[CloudMessage]:

@@ -35,6 +35,7 @@ from acespec.wire.messages import (
     Busy,
     CloudMessage,
     Commit,
+    DraftsHeard,
     EndVerdict,
     MoreTarget,
     Opened,
@@ -76,7 +77,7 @@ class CloudCodec:
         if isinstance(message, TokenVerdict):
             return pb.CloudMessage(verdict_token=self._encode_verdict_token(message))
         if isinstance(message, Commit):
-            if message.drafted is not None:
+            if message.drafts is not None:
                 return pb.CloudMessage(race_commit=self._encode_commit(message))
             return pb.CloudMessage(commit=self._encode_commit(message))
         if isinstance(message, EndVerdict):
@@ -156,8 +157,10 @@ class CloudCodec:
         writer = BitWriter()
         writer.write(message.position, POSITION_BITS)
         writer.write(encode_duration(message.compute_ms), DURATION_BITS)
-        if message.drafted is not None:
-            writer.write(message.drafted, DRAFTED_BITS)
+        if message.drafts is not None:
+            assert not self._residual
+            writer.write(message.drafts.next_id, DRAFTED_BITS)
+            writer.write(encode_duration(message.drafts.age_ms), DURATION_BITS)
         writer.write_all(message.tokens, self._token_bits)
         return writer.to_bytes()
 
@@ -171,17 +174,20 @@ class CloudCodec:
 
     def _read_commit(self, what: str, data: bytes, races: bool) -> Commit:
         reader = BitReader(data)
-        header_bits = POSITION_BITS + DURATION_BITS + (DRAFTED_BITS if races else 0)
+        header_bits = POSITION_BITS + DURATION_BITS + (DRAFTED_BITS + DURATION_BITS if races else 0)
         if reader.remaining < header_bits + self._token_bits:
             raise malformed(f"{what}: {len(data)} bytes are too few")
         position = reader.read(POSITION_BITS)
         compute_ms = decode_duration(reader.read(DURATION_BITS))
-        drafted = reader.read(DRAFTED_BITS) if races else None
+        drafts = None
+        if races:
+            next_id = reader.read(DRAFTED_BITS)
+            drafts = DraftsHeard(next_id, decode_duration(reader.read(DURATION_BITS)))
         count = read_count(what, reader, self._token_bits)
         check_range(f"{what}: position", position, 0, POSITION_LIMIT - count)
         tokens = reader.read_all(count, self._token_bits)
         check_tokens(what, tokens, self._vocab_size)
-        return Commit(position, tuple(tokens), compute_ms, drafted)
+        return Commit(position, tuple(tokens), compute_ms, drafts)
 
     _DECODERS: ClassVar[dict[str, Callable[[CloudCodec, pb.CloudMessage], CloudMessage]]] = {
         "opened": lambda _, message: decode_opened(message),

@@ -272,15 +272,24 @@ class MoreTarget:
 
 
 @dataclass(frozen=True)
+class DraftsHeard:
+    """That drafts have come, so that the edge knows how fast they do."""
+
+    next_id: int
+    """The id behind that of the last node, modulo ``DRAFTED_MODULUS``."""
+    age_ms: float
+    """How long before this was sent it came; it travels as ``ServerTimes`` do."""
+
+
+@dataclass(frozen=True)
 class Commit:
     """Tokens the cloud committed, the first of them at ``position``."""
 
     position: int
     tokens: tuple[int, ...]
     compute_ms: float = 0.0
-    drafted: int | None = None
-    """In a race the server takes part in: the id behind that of the last node that came over this stream,
-    modulo ``DRAFTED_MODULUS``."""
+    drafts: DraftsHeard | None = None
+    """In a race: the drafts that came over this stream since the commit before; None: none did."""
 
 
 Verdict = TokenVerdict | EndVerdict | RejectVerdict

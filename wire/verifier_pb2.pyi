@@ -258,9 +258,10 @@ class CloudMessage(_message.Message):
       position:24 compute:8 tokens(token:T)...
     """
     race_commit: _builtins.bytes
-    """The same in a race the server takes part in. `drafted` is the id behind that of the last node that came over
-    this stream, modulo 2^16: so the edge knows how fast its drafts arrive.
-      position:24 compute:8 drafted:16 tokens(token:T)...
+    """The same in a race, where drafts have come over this stream since the commit before: `next_id` is the id
+    behind that of the last node, modulo 2^16, which came `age` before this was sent. So the edge knows how fast
+    its drafts arrive.
+      position:24 compute:8 next_id:16 age:8 tokens(token:T)...
     """
     padding: _builtins.bytes
     """Bytes without a meaning, which hide the size of the rest."""
