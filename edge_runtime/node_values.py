@@ -8,8 +8,9 @@ where it stands. Both are weighed by a conditional logit (McFadden 1974): over t
 
     chance of v  ~  exp(score_weight * score_v + prob_weight * log draft_prob_v + outside_weight * outside_v)
 
-where ``outside`` is 1 for what the draft's own sampling leaves out. At temperature 0 scores are differences
-of XX"""
+where ``outside`` is 1 for what the draft's own sampling leaves out. At temperature 0 there is no noise:
+scores are differences of logits, and they alone are weighed.
+"""
 
 from __future__ import annotations
 
