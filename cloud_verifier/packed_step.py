@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from acespec.cloud_verifier.kv_store import PAGE_TOKENS, pool_rows
 from acespec.cloud_verifier.ragged_attention import FOLDED_QUERIES, ScoreRule, attend, folded
-from acespec.cloud_verifier.token_tree import ancestors
+from acespec.speculation import tree_mask
 
 SHORTEST_KEYS = 256
 """Sequences of up to this many rows are padded to one another without a second thought."""
@@ -44,7 +44,7 @@ class Part:
     def lineage(self) -> NDArray[np.bool_]:
         """Which of a tree's tokens each attends to, ``[count, count]``."""
         assert self.parents is not None, "a chain needs no table"
-        return ancestors(self.parents)
+        return tree_mask(self.parents, 0, self.count)
 
     @cached_property
     def positions(self) -> NDArray[np.int64]:

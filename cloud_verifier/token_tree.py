@@ -21,15 +21,6 @@ def is_tree(parents: NDArray[np.int64]) -> bool:
     return bool(((parents >= HELD) & (parents < np.arange(len(parents)))).all())
 
 
-def ancestors(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of the tree's tokens each attends to, ``[n, n]``: itself and those above it."""
-    lineage = np.eye(len(parents), dtype=np.bool_)
-    for token, parent in enumerate(parents.tolist()):
-        if parent != HELD:
-            lineage[token] |= lineage[parent]
-    return lineage
-
-
 def is_path(parents: NDArray[np.int64], chosen: Sequence[int]) -> bool:
     """Whether ``chosen`` of the tree's tokens follow one another, the first of them what is held."""
     before = (HELD, *chosen)
