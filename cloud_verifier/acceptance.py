@@ -60,22 +60,14 @@ def verify_coupled(
     first_position: int,
     end_token_ids: Collection[int],
 ) -> Decision:
-    """Accept chain tokens as long as each equals the target's own pick (coupled mode, docs/exactness.md).
+    """Accept chain tokens as long as each equals the target's own pick: a chain is a tree of one branch.
 
-    ``counts`` holds the committed tokens; it is needed with penalties only and left as it was.
+    Arguments as ``walk_coupled``.
     """
-    assert len(logits) == len(chain) + 1
-    counts = counts.copy() if counts is not None and chain else counts
-    for i, token in enumerate(chain):
-        pick = coupled_pick(distribution(logits[i], params, counts), seed, first_position + i)
-        if pick != token:
-            return Decision(accepted=i, next_token=pick)
-        if token in end_token_ids:
-            return Decision(accepted=i + 1)
-        if counts is not None:
-            counts.push(token)
-    bonus = coupled_pick(distribution(logits[len(chain)], params, counts), seed, first_position + len(chain))
-    return Decision(accepted=len(chain), next_token=bonus)
+    branch = Branches(tuple(chain), tuple(range(TIP, len(chain) - 1)))
+    walk = walk_coupled(logits, branch, params, counts, seed, first_position, end_token_ids)
+    accepted = len(walk.path)
+    return Decision(accepted, walk.tokens[accepted] if accepted < len(walk.tokens) else None)
 
 
 @dataclass(frozen=True)
@@ -99,10 +91,10 @@ def walk_coupled(
     first_position: int,
     end_token_ids: Collection[int],
 ) -> Walk:
-    """Go down a tree as long as it has the target's own pick (coupled mode): a chain is a tree of one branch.
+    """Go down a tree as long as it has the target's own pick (coupled mode, docs/exactness.md).
 
-    Row 0 predicts what follows the committed tokens, row i+1 what follows node i. ``counts`` as in
-    ``verify_coupled``.
+    Row 0 predicts what follows the committed tokens, row i+1 what follows node i. ``counts`` holds the
+    committed tokens; it is needed with penalties only and left as it was.
     """
     assert len(logits) == len(branches.tokens) + 1
     counts = counts.copy() if counts is not None and branches.tokens else counts
