@@ -168,8 +168,6 @@ class CloudCodec:
         return self._read_commit("commit", message.commit, races=False)
 
     def _decode_race_commit(self, message: pb.CloudMessage) -> Commit:
-        if self._residual:
-            raise malformed("race_commit belongs to coupled mode; this session is residual")
         return self._read_commit("race_commit", message.race_commit, races=True)
 
     def _read_commit(self, what: str, data: bytes, races: bool) -> Commit:

@@ -153,8 +153,6 @@ class EdgeCodec:
         return Decode(fields.seq, fields.prefix_check, fields.count, resampled, fields.race)
 
     def _decode_draft(self, message: pb.EdgeMessage) -> Draft:
-        if self._residual:
-            raise malformed("draft belongs to coupled mode; this session is residual")
         return decode_draft(message.draft, self._vocab_size)
 
     def _decode_more_draws(self, message: pb.EdgeMessage) -> MoreDraws:

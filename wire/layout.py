@@ -25,6 +25,8 @@ MAX_DRAWS = 2**18
 
 RESIDUAL_ONLY = frozenset(["round_resampled", "verdict_sparse", "verdict_draws", "more_sparse", "more_draws"])
 """Kinds of either direction that coupled mode has no use for."""
+COUPLED_ONLY = frozenset(["draft", "race_commit"])
+"""Kinds of either direction that residual mode has no use for."""
 
 
 def token_bits(vocab_size: int) -> int:
@@ -55,6 +57,8 @@ def allowed_kind(kind: str | None, *, residual: bool) -> str:
         raise malformed("a message of no kind known here: both sides need the same AceSpec release")
     if kind in RESIDUAL_ONLY and not residual:
         raise malformed(f"{kind} belongs to residual mode; this session is coupled")
+    if kind in COUPLED_ONLY and residual:
+        raise malformed(f"{kind} belongs to coupled mode; this session is residual")
     return kind
 
 
