@@ -60,34 +60,16 @@ class BesideDraft:
             self._take_in()
             if self._has_room():
                 await self._drafter.draft(self._known, self.line, len(self.line) + 1, kind="beside")
-                if self._goes_on_alone:
+                if self._session.outage.drafts_alone:
                     self._session.show_provisional(self.line.tokens)
             else:
-                await self._wait()
-
-    @property
-    def _goes_on_alone(self) -> bool:
-        """Whether the draft model has to go on without the verifier."""
-        return self._session.outage.drafts and self._session.outage.down.is_set()
+                await self._session.outage.wait_beside(self._changed)
 
     def _has_room(self) -> bool:
         remaining = self._session.token_limit - len(self._known)
         room = min(self._drafter.max_chain(len(self._known)), remaining)
-        depth = room if self._goes_on_alone else self.depth
+        depth = room if self._session.outage.drafts_alone else self.depth
         return len(self.line) < min(depth, room) and not self._drafter.ends(self.line)
-
-    async def _wait(self) -> None:
-        """Wait until something has changed."""
-        outage = self._session.outage
-        waits = [asyncio.ensure_future(self._changed.wait())]
-        if outage.drafts and not outage.down.is_set():
-            waits.append(asyncio.ensure_future(outage.down.wait()))
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        self._changed.clear()
 
     def _take_in(self) -> None:
         """Compare what was committed with the line, and keep of that what is still behind it."""

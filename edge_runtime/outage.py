@@ -90,6 +90,23 @@ class Outage:
         """Whether the draft model goes on while the link is down."""
         return self.settings.on_outage is OnOutage.DRAFT
 
+    @property
+    def drafts_alone(self) -> bool:
+        """Whether the draft model has to go on without the verifier now."""
+        return self.drafts and self.down.is_set()
+
+    async def wait_beside(self, changed: asyncio.Event, timeout_s: float | None = None) -> None:
+        """Wait for ``changed``, and clear it; not longer than until the draft model has to begin alone."""
+        waits = [asyncio.ensure_future(changed.wait())]
+        if self.drafts and not self.down.is_set():
+            waits.append(asyncio.ensure_future(self.down.wait()))
+        try:
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        changed.clear()
+
     def lost(self, error: SessionError, now_ms: float) -> None:
         """The stream is lost, or none came about, for the reason in ``error``."""
         if self._began_ms is None:

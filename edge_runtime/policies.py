@@ -79,9 +79,7 @@ class RoundsPolicy:
             stays = goes_on(now_ms() - began_ms, len(tokens))
             self.drafted = drafted
             yield tokens
-            if session.provisional:  # what of it was not committed is still so, or was ruled out
-                still = session.provisional[len(tokens) :]
-                session.show_provisional(still if drafted.tokens[: len(still)] == still else [])
+            session.note_committed(len(tokens), drafted.tokens)
             if not stays:
                 return
 
@@ -135,15 +133,15 @@ class RoundsPolicy:
         """Grow one step at a time; the moment the verdict is there, growth is over, whatever it reached."""
         receiving = asyncio.ensure_future(session.receive_verdict())
         try:
-            while not receiving.done() and growth.can_grow() and not self._drafts_on(session):
+            while not receiving.done() and growth.can_grow() and not session.outage.drafts_alone:
                 if not self._controller.worth_a_step(now_ms(), sent_ms, bucket):
                     overdue_ms = self._controller.overdue_ms(now_ms(), sent_ms)
                     await self._wait(session, receiving, overdue_ms)
-                    if receiving.done() or self._drafts_on(session):
+                    if receiving.done() or session.outage.drafts_alone:
                         break
                 await growth.grow()
             while not receiving.done():
-                if self._drafts_on(session):
+                if session.outage.drafts_alone:
                     if isinstance(growth, OutcomeTree):
                         growth = ProvisionalLine(self._drafter, session.committed, chain, chain.drafted)
                     await self._draft_on(session, growth, receiving)
@@ -151,10 +149,6 @@ class RoundsPolicy:
             return receiving.result(), growth
         finally:
             receiving.cancel()
-
-    def _drafts_on(self, session: EdgeSession) -> bool:
-        """Whether the draft model has to go on without the verifier."""
-        return session.outage.drafts and session.outage.down.is_set()
 
     async def _draft_on(
         self, session: EdgeSession, line: ProvisionalLine, receiving: asyncio.Future[Arrival]

@@ -108,7 +108,7 @@ class RaceDraft:
             if not tree.can_feed_root():
                 return False
             await tree.feed_root()
-        elif self._goes_on_alone:
+        elif self._session.outage.drafts_alone:
             if not tree.can_extend_line():
                 return False
             await tree.extend_line()
@@ -117,7 +117,7 @@ class RaceDraft:
             if not nodes:
                 return False
             await tree.grow(nodes)
-        if self._goes_on_alone:
+        if self._session.outage.drafts_alone:
             self._session.show_provisional(tree.line)
         return True
 
@@ -148,11 +148,6 @@ class RaceDraft:
         opened = self._session.opened
         return opened.max_race_nodes if opened is not None and opened.max_race_nodes else 256
 
-    @property
-    def _goes_on_alone(self) -> bool:
-        """Whether the draft model has to go on without the verifier."""
-        return self._session.outage.drafts and self._session.outage.down.is_set()
-
     def _take_in(self) -> None:
         """Go along with what was committed."""
         session, tree = self._session, self._tree
@@ -161,24 +156,12 @@ class RaceDraft:
         if not tokens:
             return
         tree.advance(tokens)
-        still = session.provisional[len(tokens) :]
-        session.show_provisional(still if tree.line[: len(still)] == still else [])
+        if session.provisional:  # the line is looked for with every commit only while it is shown
+            session.note_committed(len(tokens), tree.line)
 
     async def _wait(self) -> None:
         """Leave the engine idle until something has changed."""
         started_ms = now_ms()
-        outage = self._session.outage
-        waits = [asyncio.ensure_future(self._changed.wait())]
-        if outage.drafts and not outage.down.is_set():
-            waits.append(asyncio.ensure_future(outage.down.wait()))
-        try:
-            await asyncio.wait(
-                waits,
-                timeout=RECHECK_S if self._sender.is_held_up else None,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            for wait in waits:
-                wait.cancel()
-        self._changed.clear()
+        recheck_s = RECHECK_S if self._sender.is_held_up else None
+        await self._session.outage.wait_beside(self._changed, recheck_s)
         self._session.statistics.waiting_ms += now_ms() - started_ms

@@ -39,7 +39,7 @@ class RacePolicy:
         try:
             while session.finished is None:
                 tokens = await self._receive(session, drafting)
-                if not self._is_granted(session):
+                if not session.may_race:
                     yield tokens
                     break
                 if not asked_on and session.finished is None:
@@ -53,9 +53,6 @@ class RacePolicy:
         if session.finished is None:
             async for tokens in self._fallback.run(session):
                 yield tokens
-
-    def _is_granted(self, session: EdgeSession) -> bool:
-        return session.opened is not None and session.opened.eagerness is not None
 
     async def _receive(self, session: EdgeSession, drafting: RaceDraft) -> list[int]:
         """Take and commit what the next forwards gave."""
@@ -71,7 +68,7 @@ class RacePolicy:
         self._last_ms = arrived_ms
         session.commit(list(commit.tokens))
         statistics.decoded += len(commit.tokens)
-        if self._is_granted(session) and statistics.disturbances == disturbances:
+        if session.may_race and statistics.disturbances == disturbances:
             # After an outage, what is sent again comes in one piece too.
             statistics.raced += len(commit.tokens) - 1
         drafting.notice(commit)

@@ -176,10 +176,14 @@ class EdgeSession:
         await self._ask(Decode(self._requests.next_seq, self._check.value, count, self._resampled, race))
 
     @property
+    def may_race(self) -> bool:
+        """Whether the server takes part in races, as far as it has said."""
+        return self.opened is not None and self.opened.eagerness is not None
+
+    @property
     def takes_drafts(self) -> bool:
         """Whether what is outstanding is a race that the server takes part in, on a stream that stands."""
-        granted = self.opened is not None and self.opened.eagerness is not None
-        return granted and self._requests.races and self.connection.stands
+        return self.may_race and self._requests.races and self.connection.stands
 
     async def send_draft(self, first_id: int, root: int, nodes: tuple[DraftNode, ...]) -> None:
         """Send nodes for the race under way; lost, like the link, without a word."""
@@ -238,6 +242,14 @@ class EdgeSession:
             self.statistics.provisional += max(len(tokens) - len(self.provisional), 0)
             self.provisional = tokens
             self._on_provisional(tokens)
+
+    def note_committed(self, num_tokens: int, drafted: Sequence[int]) -> None:
+        """Of what is provisional so many tokens were committed, and ``drafted`` is what stands behind them.
+
+        The rest is provisional still if it is part of that, else it was ruled out.
+        """
+        still = self.provisional[num_tokens:]
+        self.show_provisional(still if list(drafted[: len(still)]) == still else [])
 
     async def close(self) -> None:
         """Tell the cloud that nothing more comes, if it can be told."""
