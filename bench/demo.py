@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from acespec.bench.link import DirectionShape, LinkShape
-from acespec.bench.processes import Service, run_to_end
+from acespec.bench.processes import Service, paced_verifier, run_to_end
 from acespec.bench.relay import Traffic
 from acespec.bench.relay_process import carried, relay_service
 from acespec.edge_runtime.draft_model import DraftModel, load_draft
@@ -25,7 +25,7 @@ PAIR = pair(DEMO_PAIR)
 PROMPT = "Explain to a curious child why the sky is blue during the day and red at sunset."
 PRECISION = "int8"
 WARM_UP_TOKENS = 8
-DRAFT_THREADS = 1
+DRAFT_THREADS = VERIFIER_THREADS = 1
 """One core for the device, one for the verifier: the demo must do with two."""
 
 
@@ -138,8 +138,7 @@ async def compare(
     bundle = await ready_bundle()
     draft = load_draft(bundle, DRAFT_THREADS)
     on_stage("starting the verifier and the relay")
-    pace = [] if options.pace_forward_ms is None else ["--pace-forward-ms", f"{options.pace_forward_ms:g}"]
-    serve = Service("serve", "--model", PAIR.target, "--port", "0", "--threads", "1", *pace)
+    serve = paced_verifier(PAIR.target, VERIFIER_THREADS, options.pace_forward_ms)
     try:
         async with serve as verifier:
             one_way = DirectionShape(options.round_trip_ms / 2.0)

@@ -101,6 +101,12 @@ class Service:
             self._errors.close()
 
 
+def paced_verifier(target: str, threads: int, pace_forward_ms: float | None) -> Service:
+    """``acespec serve`` on a free port, each forward as slow as is wanted at least."""
+    pace = [] if pace_forward_ms is None else ["--pace-forward-ms", f"{pace_forward_ms:g}"]
+    return Service("serve", "--model", target, "--port", "0", "--threads", str(threads), *pace)
+
+
 async def _stop(process: asyncio.subprocess.Process) -> None:
     """End ``process``; nothing it does may keep it alive."""
     if process.returncode is None:

@@ -229,15 +229,7 @@ def real(**options: Any) -> None:
 
     real_measuring.measure_real(
         real_measuring.RealSettings(
-            output=options["output"],
-            prompts=(*options["prompts"], *options["more_prompts"]),
-            limit=options["limit"],
-            max_new_tokens=options["max_new_tokens"],
-            seeds=options["seeds"],
-            end_tokens=options["end_tokens"],
-            fresh=options["fresh"],
-            plots=not options["no_plots"],
-            command=shlex.join(["acespec", *sys.argv[1:]]),
+            **_asked(options),
             strategies=options["strategies"] or (),
             links=Links(options["rtts"], options["jitter"], tuple(8.0 * rate for rate in options["rates"])),
             repeats=options["repeats"],
@@ -255,17 +247,24 @@ def _measure(options: dict[str, Any], experiment: Callable[[Pair], Experiment]) 
     measuring.measure(
         experiment,
         measuring.Settings(
-            output=options["output"],
-            prompts=(*options["prompts"], *options["more_prompts"]),
-            limit=options["limit"],
-            max_new_tokens=options["max_new_tokens"],
-            seeds=options["seeds"],
-            end_tokens=options["end_tokens"],
+            **_asked(options),
             store=options["store"],
-            fresh=options["fresh"],
             part=options["part"],
-            plots=not options["no_plots"],
-            command=shlex.join(["acespec", *sys.argv[1:]]),
         ),
         measuring.demo_bench,
     )
+
+
+def _asked(options: dict[str, Any]) -> dict[str, Any]:
+    """The fields of ``measuring.Asked``."""
+    return {
+        "output": options["output"],
+        "prompts": (*options["prompts"], *options["more_prompts"]),
+        "limit": options["limit"],
+        "max_new_tokens": options["max_new_tokens"],
+        "seeds": options["seeds"],
+        "end_tokens": options["end_tokens"],
+        "fresh": options["fresh"],
+        "plots": not options["no_plots"],
+        "command": shlex.join(["acespec", *sys.argv[1:]]),
+    }

@@ -36,9 +36,9 @@ EXPERIMENTS = ("table1", "table2", "fig5", "fig6", "fig7", "sweep")
 """Those in virtual time, in the order of the report; behind them stands the one in wall-clock time."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a command was asked for, besides its experiment."""
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What every command that measures is asked for."""
 
     output: Path
     prompts: tuple[Path, ...]
@@ -46,11 +46,26 @@ class Settings:
     max_new_tokens: int
     seeds: tuple[int, ...]
     end_tokens: bool
-    store: Path | None
     fresh: bool
-    part: tuple[int, int] | None
     plots: bool
     command: str
+
+    def scope(self, encode: Encode) -> Scope:
+        """What every cell is run on. Raises ``AcespecError`` for files of prompts that will not do."""
+        return Scope(
+            cases=read_prompts(self.prompts, encode, self.limit),
+            seeds=self.seeds,
+            max_new_tokens=self.max_new_tokens,
+            end_tokens=self.end_tokens,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Asked):
+    """What a command in virtual time was asked for, besides its experiment."""
+
+    store: Path | None
+    part: tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -89,12 +104,7 @@ def measure(
         check_drawing()
     bench = open_bench(console.print)
     experiment = experiment_for(bench.pair)
-    scope = Scope(
-        cases=read_prompts(settings.prompts, bench.encode, settings.limit),
-        seeds=settings.seeds,
-        max_new_tokens=settings.max_new_tokens,
-        end_tokens=settings.end_tokens,
-    )
+    scope = settings.scope(bench.encode)
     to_run = points(experiment, scope)
     if settings.part is not None:
         which, count = settings.part

@@ -146,12 +146,6 @@ class RealLaboratory:
         await self._serve.__aexit__()
 
 
-def paced_verifier(target: str, threads: int, pace_forward_ms: float | None) -> Service:
-    """``acespec serve`` on a free port, each forward as slow as is wanted at least."""
-    pace = [] if pace_forward_ms is None else ["--pace-forward-ms", f"{pace_forward_ms:g}"]
-    return Service("serve", "--model", target, "--port", "0", "--threads", str(threads), *pace)
-
-
 def relayed_link(rtt_ms: float, jitter_ms: float, bytes_per_second: float) -> LinkConditions:
     """The simulated link that does what the relay does."""
     link = LinkConditions.symmetric(rtt_ms, jitter_ms, bytes_per_second)

@@ -10,15 +10,15 @@ from pathlib import Path
 from rich.console import Console
 
 from acespec.bench.lab.document import Document, Origin
-from acespec.bench.lab.experiment import Point, Scope, points
+from acespec.bench.lab.experiment import Point, points
 from acespec.bench.lab.lab_pair import PairIdentity
 from acespec.bench.lab.machine_times import THREADS, MachineTimes, keep_times, kept_times, measure_machine
 from acespec.bench.lab.measuring import (
+    Asked,
     Bench,
     check_failures,
     demo_bench,
     make_folder,
-    read_prompts,
     run_points,
     write_files,
 )
@@ -32,26 +32,17 @@ from acespec.bench.lab.real_experiment import (
     real_document,
     real_experiment,
 )
-from acespec.bench.lab.real_laboratory import RealLaboratory, paced_verifier
+from acespec.bench.lab.real_laboratory import RealLaboratory
 from acespec.bench.lab.results_store import ResultsStore
-from acespec.bench.processes import Service
+from acespec.bench.processes import Service, paced_verifier
 from acespec.edge_runtime import DraftModel
 from acespec.errors import AcespecError
 
 
-@dataclass(frozen=True)
-class RealSettings:
+@dataclass(frozen=True, kw_only=True)
+class RealSettings(Asked):
     """What the command was asked for."""
 
-    output: Path
-    prompts: tuple[Path, ...]
-    limit: int | None
-    max_new_tokens: int
-    seeds: tuple[int, ...]
-    end_tokens: bool
-    fresh: bool
-    plots: bool
-    command: str
     strategies: tuple[str, ...]
     links: Links
     repeats: int
@@ -111,12 +102,7 @@ def measure_real(
     real = open_bench(console.print)
     pair, identity = real.bench.pair, real.identity
     check_strategies(pair, settings.strategies)
-    scope = Scope(
-        cases=read_prompts(settings.prompts, real.bench.encode, settings.limit),
-        seeds=settings.seeds,
-        max_new_tokens=settings.max_new_tokens,
-        end_tokens=settings.end_tokens,
-    )
+    scope = settings.scope(real.bench.encode)
     make_folder(settings.output)
     times = None if settings.fresh else kept_times(settings.output, identity)
     if times is None:
