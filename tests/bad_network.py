@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from hypothesis import strategies as st
+
 from acespec.cloud_verifier.verifier import Verifier
 from acespec.wire import Busy, EdgeTransport, ErrorCode, LinkBytes, SessionError, encode_busy, memory_link
 from acespec.wire import verifier_pb2 as pb
@@ -42,6 +44,20 @@ class StreamPlan:
     """Which of them meets the fault, from 0."""
     busy: frozenset[int] = frozenset()
     """Which messages, counted as the server takes them, it has no room for."""
+
+
+def stream_plans(
+    *, last_at: int, last_busy: int, most_busy: int, most_plans: int
+) -> st.SearchStrategy[list[StreamPlan]]:
+    """Up to ``most_plans`` plans of any fault, at messages up to these."""
+    plan = st.builds(
+        StreamPlan,
+        fault=st.sampled_from(Fault),
+        up=st.booleans(),
+        at=st.integers(0, last_at),
+        busy=st.frozensets(st.integers(0, last_busy), max_size=most_busy),
+    )
+    return st.lists(plan, max_size=most_plans)
 
 
 class BadNetwork:

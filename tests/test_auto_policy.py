@@ -10,31 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acespec.bench.virtual_clock import run_virtual
-from acespec.cloud_verifier.verifier import Verifier
-from acespec.compute import InlineRunner
-from acespec.edge_runtime.generate import GenerationResult, generate
+from acespec.edge_runtime.generate import GenerationResult
 from acespec.edge_runtime.mode_switch import ModeSwitch, Outlook
-from acespec.edge_runtime.outage import OnOutage, OutageSettings
+from acespec.edge_runtime.outage import OnOutage
 from acespec.edge_runtime.request import DraftSettings, GenerationRequest, SpeculationPolicy
-from acespec.edge_runtime.session import SessionSettings, TargetIdentity
 from acespec.speculation import SamplingParams
 from acespec.wire import AcceptanceMode
-from bad_network import BadNetwork, Fault, StreamPlan
-from fake_draft import Table, TableDraftEngine, mixed
-from fake_target import TableTargetEngine
-from in_process import draft_model, link_delay
-
-VOCAB = 32
-LOGITS = 2.0 * np.random.default_rng(1).standard_normal((2, VOCAB, VOCAB, VOCAB)).astype(np.float32)
-
-
-def by_last_two(logits: np.ndarray) -> Table:
-    """A table ``[V, V, V]`` as a function of the path (its first token has nothing before it: 0)."""
-    return lambda path: logits[path[-2] if len(path) > 1 else 0, path[-1]]
-
-
-TARGET, OTHER = map(by_last_two, LOGITS)
+from bad_network import Fault, StreamPlan, stream_plans
+from policy_world import PATIENT, run
 
 
 class Scripted(ModeSwitch):
@@ -49,57 +32,6 @@ class Scripted(ModeSwitch):
 
     def leaves(self, outlook: Outlook, generated: int) -> bool:
         return next(self._decisions)
-
-
-def run(
-    request: GenerationRequest,
-    closeness: float | None = 0.8,
-    draft_settings: DraftSettings | None = None,
-    *,
-    target_ms: float = 10.0,
-    step_ms: float = 1.0,
-    delays: Sequence[float] = (4.0,),
-    plans: Sequence[StreamPlan] = (),
-    draft_context: int = 1024,
-    on_outage: OnOutage = OnOutage.WAIT,
-    provisional: list[list[int]] | None = None,
-) -> GenerationResult:
-    """Generate over a network of ``plans``; ``closeness`` None lets the cloud decode alone.
-
-    ``provisional`` takes what is shown as such.
-    """
-    shown: list[list[int]] = [] if provisional is None else provisional
-    targets: list[TableTargetEngine] = []
-
-    def new_verifier() -> Verifier:
-        targets.append(TableTargetEngine(TARGET, VOCAB, max_context=1024))
-        return Verifier(targets[-1], InlineRunner(), latency_ms=lambda _: target_ms)
-
-    draft = None
-    if closeness is not None:
-        engine = TableDraftEngine(mixed(OTHER, TARGET, closeness), VOCAB, max_context=draft_context)
-        draft = draft_model(engine, step_ms)
-
-    async def main() -> GenerationResult:
-        network = BadNetwork(new_verifier, plans, link_delay(delays))
-        identity = TargetIdentity(vocabulary_hash=targets[0].info.vocabulary_hash)
-        patient = OutageSettings(on_outage, timeout_s=1e6, first_timeout_s=1e6)
-        try:
-            return await generate(
-                network,
-                request,
-                VOCAB,
-                draft,
-                draft_settings,
-                SessionSettings(identity, patient),
-                on_provisional=shown.append,
-            )
-        finally:
-            await network.end()
-
-    result = run_virtual(main())
-    assert all(not target.sequences for target in targets), "every server freed what it held"
-    return result
 
 
 AUTO = DraftSettings(gamma=None, policy=SpeculationPolicy.AUTO)
@@ -117,16 +49,7 @@ AUTO = DraftSettings(gamma=None, policy=SpeculationPolicy.AUTO)
     delays=st.lists(st.integers(0, 30), min_size=1, max_size=4),
     step_ms=st.sampled_from([0.5, 3.0, 25.0]),
     draft_context=st.sampled_from([2, 9, 1024]),
-    plans=st.lists(
-        st.builds(
-            StreamPlan,
-            fault=st.sampled_from(Fault),
-            up=st.booleans(),
-            at=st.integers(0, 9),
-            busy=st.frozensets(st.integers(0, 5), max_size=2),
-        ),
-        max_size=3,
-    ),
+    plans=stream_plans(last_at=9, last_busy=5, most_busy=2, most_plans=3),
     on_outage=st.sampled_from([OnOutage.WAIT, OnOutage.DRAFT]),
 )
 def test_coupled_text_is_the_clouds_whenever_it_switches(
@@ -157,7 +80,7 @@ def test_coupled_text_is_the_clouds_whenever_it_switches(
             delays=delays,
             plans=plans,
             draft_context=draft_context,
-            on_outage=on_outage,
+            outage=PATIENT[on_outage],
             provisional=provisional,
         )
     alone = run(request, None)
@@ -176,7 +99,7 @@ def test_while_the_link_is_down_the_draft_goes_on_from_where_the_cloud_was() -> 
     shown: list[list[int]] = []
     cut = [StreamPlan(Fault.CUT, up=False, at=3), *[StreamPlan(Fault.REFUSE)] * 7]
     far = {"target_ms": 10.0, "delays": [400.0]}  # rounds lose: the cloud decodes
-    result = run(request, 0.97, AUTO, plans=cut, on_outage=OnOutage.DRAFT, provisional=shown, **far)  # type: ignore[arg-type]
+    result = run(request, 0.97, AUTO, plans=cut, outage=PATIENT[OnOutage.DRAFT], provisional=shown, **far)  # type: ignore[arg-type]
     assert result.metrics.decoded_tokens == len(result.tokens) == 40
     assert max(len(line) for line in shown) > 4
     assert shown[-1] == []

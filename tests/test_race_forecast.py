@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from acespec.edge_runtime.race_forecast import RaceSetting, Way, best_way, coverage, forecast_race
 from acespec.edge_runtime.time_model import OutcomeOdds
 from acespec.wire import Eagerness
-from race_world import LONG, run
+from policy_world import LONG, run
 
 times = st.floats(0.5, 300.0)
 

@@ -11,8 +11,8 @@ from acespec.edge_runtime.outage import OnOutage, OutageError, OutageSettings
 from acespec.edge_runtime.request import DraftSettings, FinishReason, GenerationRequest, SpeculationPolicy
 from acespec.speculation import SamplingParams
 from acespec.wire import AcceptanceMode, Eagerness
-from bad_network import Fault, StreamPlan
-from race_world import LONG, RACE, run
+from bad_network import Fault, StreamPlan, stream_plans
+from policy_world import LONG, PATIENT, RACE, run
 
 
 @settings(max_examples=60)
@@ -36,16 +36,7 @@ from race_world import LONG, RACE, run
     tree_rows=st.sampled_from([0, 20, 512]),
     eagerness=st.sampled_from([*Eagerness, None]),
     max_race_nodes=st.sampled_from([1, 7, 256]),
-    plans=st.lists(
-        st.builds(
-            StreamPlan,
-            fault=st.sampled_from(Fault),
-            up=st.booleans(),
-            at=st.integers(0, 9),
-            busy=st.frozensets(st.integers(0, 1), max_size=2),
-        ),
-        max_size=3,
-    ),
+    plans=stream_plans(last_at=9, last_busy=1, most_busy=2, most_plans=3),
     on_outage=st.sampled_from([OnOutage.WAIT, OnOutage.DRAFT]),
 )
 def test_the_text_is_the_clouds(
@@ -77,7 +68,7 @@ def test_the_text_is_the_clouds(
         plans=plans,
         draft_context=draft_context,
         tree_rows=tree_rows,
-        outage=OutageSettings(on_outage, timeout_s=1e6, first_timeout_s=1e6),
+        outage=PATIENT[on_outage],
         provisional=shown,
     )
     alone = run(request, None)

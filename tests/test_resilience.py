@@ -19,7 +19,7 @@ from acespec.edge_runtime.request import DraftSettings, FinishReason, Generation
 from acespec.edge_runtime.session import SessionSettings, TargetIdentity
 from acespec.speculation import SamplingParams, Weighted, propose
 from acespec.wire import AcceptanceMode, TargetDraws
-from bad_network import BadNetwork, Fault, StreamPlan
+from bad_network import BadNetwork, Fault, StreamPlan, stream_plans
 from fake_draft import TableDraftEngine, hashed_table, mixed
 from fake_target import TableTargetEngine
 from in_process import draft_model, link_delay
@@ -30,16 +30,7 @@ NEW_TOKENS = 14
 TARGET = hashed_table(VOCAB, salt=1)
 NO_END = GenerationRequest(PROMPT, (), max_new_tokens=NEW_TOKENS, seed=5)
 
-PLANS = st.lists(
-    st.builds(
-        StreamPlan,
-        fault=st.sampled_from(Fault),
-        up=st.booleans(),
-        at=st.integers(0, 6),
-        busy=st.frozensets(st.integers(0, 5), max_size=3),
-    ),
-    max_size=6,
-)
+PLANS = stream_plans(last_at=6, last_busy=5, most_busy=3, most_plans=6)
 
 
 def one_draw(target: Weighted, seed: int, position: int, first_index: int, _: int) -> TargetDraws:

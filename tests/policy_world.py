@@ -1,4 +1,4 @@
-"""A race over a network that fails by a plan, on tables of random logits, in simulated time."""
+"""Generations over a network that fails by a plan, on tables of random logits, in simulated time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from acespec.cloud_verifier.limits import Limits
 from acespec.cloud_verifier.verifier import Verifier
 from acespec.compute import InlineRunner
 from acespec.edge_runtime.generate import GenerationResult, generate
-from acespec.edge_runtime.outage import OutageSettings
+from acespec.edge_runtime.outage import OnOutage, OutageSettings
 from acespec.edge_runtime.request import DraftSettings, GenerationRequest, SpeculationPolicy
 from acespec.edge_runtime.session import SessionSettings, TargetIdentity
 from acespec.wire import Eagerness
@@ -23,6 +23,8 @@ from in_process import draft_model, link_delay
 VOCAB = 32
 LOGITS = 2.0 * np.random.default_rng(1).standard_normal((2, VOCAB, VOCAB, VOCAB)).astype(np.float32)
 RACE = DraftSettings(gamma=None, policy=SpeculationPolicy.RACE)
+PATIENT = {on_outage: OutageSettings(on_outage, timeout_s=1e6, first_timeout_s=1e6) for on_outage in OnOutage}
+"""Ways to meet outages, none of which is too long."""
 EAGER = Limits(race_eagerness=Eagerness.LATENCY)
 
 
@@ -46,7 +48,7 @@ def run(
     plans: Sequence[StreamPlan] = (),
     draft_context: int = 1024,
     tree_rows: int = 512,
-    outage: OutageSettings | None = None,
+    outage: OutageSettings = PATIENT[OnOutage.WAIT],
     provisional: list[list[int]] | None = None,
 ) -> GenerationResult:
     """Generate over a network of ``plans``; ``closeness`` None lets the cloud decode alone.
@@ -69,7 +71,6 @@ def run(
     async def main() -> GenerationResult:
         network = BadNetwork(new_verifier, plans, link_delay(delays))
         identity = TargetIdentity(vocabulary_hash=targets[0].info.vocabulary_hash)
-        met = outage or OutageSettings(timeout_s=1e6, first_timeout_s=1e6)
         try:
             return await generate(
                 network,
@@ -77,7 +78,7 @@ def run(
                 VOCAB,
                 draft,
                 draft_settings,
-                SessionSettings(identity, met),
+                SessionSettings(identity, outage),
                 on_provisional=shown.append,
             )
         finally:
