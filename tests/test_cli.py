@@ -16,6 +16,7 @@ from acespec import cli
 from acespec.errors import AcespecError
 from acespec.models import MODELS
 from conftest import DEVICE_MODULES
+from source_imports import imported_packages
 
 
 def run_acespec(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -186,6 +187,6 @@ def test_every_module_that_may_be_missing_has_an_extra_to_name() -> None:
     for lazy in cli.COMMANDS.values():
         for path in (root / lazy.module.split(".")[1]).rglob("*.py"):
             source = path.read_text(encoding="utf-8")
-            modules = set(re.findall(r"^ *(?:import|from) (\w+)", source, re.MULTILINE))
+            modules = imported_packages(source)
             for module in modules - sys.stdlib_module_names - BASE_MODULES - DEVICE_MODULES - {"acespec"}:
                 assert cli.missing_extra(module) is not None, f"{path} imports {module}"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import pkgutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from conftest import CLOUD_MODULES
+from source_imports import imports_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -43,22 +42,6 @@ sys.meta_path.insert(0, Blocker())
 
 def source_files(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
-
-
-def imports_of(source: str) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of every import in ``source``, those inside functions and by string included."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            prefix = "." * node.level + (node.module or "")
-            yield from ((node.lineno, f"{prefix}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            function = (
-                node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            )
-            if function in ("import_module", "__import__"):
-                yield node.lineno, str(node.args[0].value)
 
 
 def violations(folder: str, source: str) -> list[str]:

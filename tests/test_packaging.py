@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import importlib.resources
 import os
@@ -17,6 +16,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from conftest import DEVICE_MODULES
+from source_imports import imported_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("bench", "cloud_verifier", "edge_runtime", "export", "models", "speculation", "wire")
@@ -87,13 +87,10 @@ def test_every_third_party_import_is_a_declared_dependency_of_its_extra(folder: 
     distributions = importlib.metadata.packages_distributions()
     asked = declared(EXTRA_OF[folder])
     for path in (ROOT / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            tops = {name.split(".")[0] for name in modules}
-            for module in tops - sys.stdlib_module_names - DEVICE_MODULES - {"acespec"}:
-                offered_by = {name.lower().replace("_", "-") for name in distributions.get(module, [])}
-                assert offered_by & asked, f"{path} imports {module} ({offered_by or 'not installed'})"
+        modules = imported_packages(path.read_text(encoding="utf-8"))
+        for module in modules - sys.stdlib_module_names - DEVICE_MODULES - {"acespec"}:
+            offered_by = {name.lower().replace("_", "-") for name in distributions.get(module, [])}
+            assert offered_by & asked, f"{path} imports {module} ({offered_by or 'not installed'})"
 
 
 @in_archives
