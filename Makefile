@@ -84,6 +84,7 @@ report-branches: $(READY) ## how many cached branches equal sequential drafting,
 
 .PHONY: bench-verifier soak-verifier
 bench-verifier: $(READY) ## the verifier's rounds a second, latency and memory, and what batching gains
+	$(BIN)/acespec models fetch smollm2-135m
 	$(BIN)/python -m acespec.bench.verifier_bench $(BENCH_ARGS)
 
 soak-verifier: $(READY) ## ten minutes of sessions that come, break off and go: memory must stay flat
@@ -91,6 +92,7 @@ soak-verifier: $(READY) ## ten minutes of sessions that come, break off and go: 
 
 # Of genai its model builder is used, on the environment's PyTorch and Transformers: nothing else is installed.
 bench-export: $(READY) .venv-genai/.installed ## step times of exported bundles against onnxruntime-genai's int4 build
+	$(BIN)/acespec models fetch smollm2-135m
 	$(BIN)/python -m acespec.bench.export_bench --genai .venv-genai $(BENCH_ARGS)
 
 .venv-genai/.installed: $(READY)

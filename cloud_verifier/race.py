@@ -47,12 +47,12 @@ class Race:
     def begin(self, request: Round | Decode, epoch: int) -> None:
         """Take drafts for ``request`` from now on, if it is a race, and for no other.
 
-        Over another stream the edge numbers its nodes anew.
+        For another request, and over another stream, the edge numbers its nodes anew.
         """
         if not (isinstance(request, Decode) and request.race):
             self._seq = None
             return
-        if epoch != self._epoch:
+        if (request.seq, epoch) != (self._seq, self._epoch):
             self._tree = DraftTree(self._text.tokens, self._shared.limits.max_race_nodes)
             self._told = 0
         self._seq, self._epoch = request.seq, epoch

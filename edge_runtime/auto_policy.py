@@ -1,9 +1,10 @@
-"""Speculate where that wins, and else let the cloud decode by itself.
+"""Speculate in rounds where that wins, and else let the cloud decode: in a race, wherever it runs one.
 
 The cloud begins: it needs nothing that is not known, and its first token is there as soon as it can be. While
-it decodes, acceptance is learned beside the stream. It is asked for a piece at a time and to go on in time
-before that ends (``EdgeSession.decode``), so that it never stands idle; to speculate is not to ask it. The
-chain is drafted while the last tokens of the piece are on their way.
+it decodes, acceptance is learned beside the stream, and in coupled mode what is drafted goes up: such a race
+(``race_policy``) is never slower than the cloud alone. The cloud is asked for a piece at a time and to go on
+in time before that ends (``EdgeSession.decode``), so that it never stands idle; to speculate is not to ask
+it. The chain is drafted while the last tokens of the piece are on their way.
 """
 
 from __future__ import annotations
@@ -13,15 +14,23 @@ from collections.abc import AsyncIterator
 
 from acespec.edge_runtime.beside_draft import BesideDraft
 from acespec.edge_runtime.controller import Controller
+from acespec.edge_runtime.decoded_stream import DecodedStream
 from acespec.edge_runtime.drafter import Chain, Drafter
 from acespec.edge_runtime.mode_switch import ModeSwitch, Outlook
 from acespec.edge_runtime.policies import RoundsPolicy
+from acespec.edge_runtime.race_draft import RaceDraft
+from acespec.edge_runtime.race_forecast import race_pays
 from acespec.edge_runtime.session import EdgeSession
-from acespec.edge_runtime.step_clock import now_ms
 from acespec.wire import AcceptanceMode
 
 FIRST_PIECE = 4
 """Tokens the cloud is asked for at first: few, so that speculation that wins begins soon."""
+UNKNOWN_PIECE = 8
+"""Likewise where the cloud may race but has not said so: a forward may commit several."""
+RACE_PIECE = 24
+"""Tokens it is asked for at a time in a race, which rounds seldom beat."""
+RACE_MARGIN = 10
+"""Tokens that a forward of a race commits at most, or nearly: so many must be due for each."""
 PIECES = 2, 16
 """Tokens the cloud is asked for at a time, besides those it computes in a round trip: least and most."""
 PIECE_SHARE = 0.25
@@ -29,7 +38,7 @@ PIECE_SHARE = 0.25
 
 
 class AutoPolicy:
-    """Switches between the cloud's own decoding and rounds."""
+    """Switches between the cloud's own decoding, the race and rounds."""
 
     def __init__(self, drafter: Drafter, controller: Controller, switch: ModeSwitch | None = None) -> None:
         self._drafter = drafter
@@ -38,16 +47,17 @@ class AutoPolicy:
         self._rounds = RoundsPolicy(drafter, controller)
         self._drafted = Chain()
         """What is drafted behind the committed tokens, between two stretches."""
+        self._speculates = False
+        """Whether rounds are next."""
         self._newest = 0
         """Tokens of the newest piece that the cloud was asked for."""
 
     async def run(self, session: EdgeSession) -> AsyncIterator[list[int]]:
-        speculates = False
+        self._speculates = False
         while session.finished is None:
-            stretch = self._speculate(session) if speculates else self._decode(session)
+            stretch = self._speculate(session) if self._speculates else self._decode(session)
             async for tokens in stretch:
                 yield tokens
-            speculates = not speculates
 
     async def _speculate(self, session: EdgeSession) -> AsyncIterator[list[int]]:
         """Run rounds until the cloud is to decode."""
@@ -58,63 +68,81 @@ class AutoPolicy:
         async for tokens in self._rounds.rounds(session, self._drafted, goes_on):
             yield tokens
         self._drafted = self._rounds.drafted
+        self._speculates = False
 
     async def _decode(self, session: EdgeSession) -> AsyncIterator[list[int]]:
-        """Let the cloud decode until rounds are to begin."""
-        beside = BesideDraft(session, self._drafter, self._controller.outcomes, self._drafted)
-        beside.begin()
+        """Let the cloud decode, alone or in a race, until rounds are to begin or the other of these."""
+        controller, races = self._controller, self._is_to_race(session)
+        drafting: BesideDraft | RaceDraft
+        if races:
+            drafting = RaceDraft(session, self._drafter, controller)
+        else:
+            drafting = BesideDraft(session, self._drafter, controller.outcomes, self._drafted)
+        drafting.begin()
         try:
-            self._newest = min(FIRST_PIECE, session.remaining)
-            await session.decode(self._newest)
-            last_ms: float | None = None
+            if session.tokens_due == 0:  # else it was asked to race, and does not
+                first = FIRST_PIECE
+                if races:
+                    first = RACE_PIECE if session.may_race else UNKNOWN_PIECE
+                await session.decode(min(first, session.remaining), races)
+            self._newest = session.tokens_due
+            stream = DecodedStream(session, self._drafter, controller)
             goes_on = True
             while session.finished is None and session.tokens_due > 0:
-                tokens, last_ms = await self._receive(session, last_ms)
-                beside.notice()
+                commit = await stream.receive()
+                drafting.notice(commit)
+                if stream.since_ms is not None and session.is_racing:
+                    self._switch.observe_race(stream.since_ms, len(commit.tokens), controller.cloud_ms)
+                if races and not session.may_race:
+                    yield list(commit.tokens)
+                    return
                 if goes_on and session.finished is None:
-                    goes_on = await self._ask_on(session, beside)
-                yield tokens
+                    goes_on = await self._ask_on(session, drafting, races)
+                yield list(commit.tokens)
         finally:
-            self._drafted = await beside.end()
+            self._drafted = await drafting.end()
 
-    async def _receive(self, session: EdgeSession, last_ms: float | None) -> tuple[list[int], float]:
-        """Take and commit the cloud's next tokens, the last of which came at ``last_ms``.
-
-        Returns them and when they came.
-        """
-        statistics, controller = session.statistics, self._controller
-        waiting_since, model_ms = now_ms(), self._drafter.model_ms
-        disturbances = statistics.disturbances
-        commit = await session.receive_commit()
-        arrived_ms = now_ms()
-        statistics.waiting_ms += max(arrived_ms - waiting_since - self._drafter.model_ms + model_ms, 0.0)
-        if statistics.disturbances == disturbances:
-            since_ms = None if last_ms is None else arrived_ms - last_ms
-            controller.observe_commit(since_ms, len(commit.tokens), commit.compute_ms)
-        if session.connection.opening_ms is not None:
-            controller.observe_opening(session.connection.opening_ms)
-        session.commit(list(commit.tokens))
-        statistics.decoded += len(commit.tokens)
-        return list(commit.tokens), arrived_ms
-
-    async def _ask_on(self, session: EdgeSession, beside: BesideDraft) -> bool:
-        """Ask for more in time, unless rounds are to begin: then return False, and a chain is drafted."""
-        round_trip, due = self._controller.round_trip, session.tokens_due
-        in_flight = (round_trip.mean_ms + round_trip.spread_ms) / max(self._controller.cloud_ms, 1e-3)
-        ahead = math.ceil(in_flight) + 1
+    async def _ask_on(self, session: EdgeSession, drafting: BesideDraft | RaceDraft, races: bool) -> bool:
+        """Ask for more in time, unless this is to end: then return False, and a chain is drafted."""
+        due, ahead = session.tokens_due, self._ahead(races)
         if due > ahead or due >= self._newest:  # one request on its way at a time
             return True
         if self._enters(session):
+            self._speculates = True
             plan = self._controller.plan(len(session.committed) + due)
             residual = session.request.mode is AcceptanceMode.RESIDUAL
-            beside.depth = plan.redraft if residual else plan.gamma
-            beside.notice()
+            drafting.prepare(plan.redraft if residual else plan.gamma)
             return False
-        more = min(ahead + self._piece(session, ahead), session.remaining) - due
+        if races is not self._is_to_race(session):
+            return False
+        piece = RACE_PIECE if races else self._piece(session, ahead)
+        more = min(ahead + piece, session.remaining) - due
         if more > 0:
             self._newest = more
-            await session.decode(more)
+            await session.decode(more, races)
         return True
+
+    def _is_to_race(self, session: EdgeSession) -> bool:
+        """Whether the cloud is to race where it decodes. Before it has said that it does not, it may."""
+        if session.request.mode is not AcceptanceMode.COUPLED:
+            return False
+        if session.opened is None:
+            return True
+        return race_pays(
+            session.opened.eagerness,
+            self._controller.cloud_ms,
+            self._controller.race_ms(len(session.committed)),
+        )
+
+    def _ahead(self, races: bool) -> int:
+        """Tokens that must be due still when more are asked for: what the cloud computes in a round trip."""
+        controller = self._controller
+        forwards = (controller.round_trip.mean_ms + controller.round_trip.spread_ms) / max(
+            controller.cloud_ms, 1e-3
+        )
+        if races:
+            return RACE_MARGIN + math.ceil(RACE_MARGIN * forwards)
+        return math.ceil(forwards) + 1
 
     def _piece(self, session: EdgeSession, ahead: int) -> int:
         """Tokens between two decisions: so many that one of them is there before the next are asked for."""
@@ -126,7 +154,7 @@ class AutoPolicy:
         num_committed = len(session.committed) + session.tokens_due
         if self._drafter.max_chain(num_committed) < 1:
             return False
-        outlook = self._outlook(num_committed, session.remaining - session.tokens_due)
+        outlook = self._outlook(session, num_committed, session.remaining - session.tokens_due)
         return self._switch.enters(outlook, num_committed - len(session.request.prompt))
 
     def _stays(self, session: EdgeSession, round_ms: float, num_tokens: int) -> bool:
@@ -134,13 +162,16 @@ class AutoPolicy:
         controller, num_committed = self._controller, len(session.committed)
         expected_ms = controller.forecast(num_committed, 0.0).round_ms
         self._switch.observe_round(round_ms, expected_ms, num_tokens, controller.cloud_ms)
-        outlook = self._outlook(num_committed, session.remaining)
+        outlook = self._outlook(session, num_committed, session.remaining)
         return not self._switch.leaves(outlook, num_committed - len(session.request.prompt))
 
-    def _outlook(self, num_committed: int, tokens_left: int) -> Outlook:
+    def _outlook(self, session: EdgeSession, num_committed: int, tokens_left: int) -> Outlook:
         controller = self._controller
+        decoding_ms = controller.cloud_ms
+        if self._is_to_race(session):
+            decoding_ms = min(decoding_ms, controller.race_ms(num_committed))
         return Outlook(
-            controller.cloud_ms,
+            decoding_ms,
             lambda errors: controller.forecast(num_committed, errors).ms_per_token,
             controller.round_trip.mean_ms,
             tokens_left,

@@ -13,7 +13,7 @@ from acespec.edge_runtime.drafter import Chain, DraftedToken, Drafter
 from acespec.edge_runtime.outcome_estimates import OutcomeEstimates
 from acespec.edge_runtime.session import EdgeSession
 from acespec.speculation import DRAFT_BITS
-from acespec.wire import AcceptanceMode
+from acespec.wire import AcceptanceMode, Commit
 
 
 class BesideDraft:
@@ -27,8 +27,8 @@ class BesideDraft:
     ) -> None:
         """``line`` is what is drafted already; it has rows for all tokens but the last."""
         self.line = line
-        self.depth = 1
-        """Tokens kept drafted ahead. One tells what is accepted; a whole chain is ready to be sent."""
+        self._depth = 1
+        """Tokens kept drafted ahead: one tells what is accepted."""
         self._session = session
         self._drafter = drafter
         self._outcomes = outcomes
@@ -42,15 +42,20 @@ class BesideDraft:
         """Draft from now on."""
         self._task = asyncio.ensure_future(self._draft())
 
-    def notice(self) -> None:
-        """Tokens were committed, or ``depth`` has changed."""
+    def notice(self, _: Commit) -> None:
+        """It has come, and is committed."""
+        self._changed.set()
+
+    def prepare(self, length: int) -> None:
+        """Draft so many tokens ahead from now on: a chain that is ready to be sent."""
+        self._depth = length
         self._changed.set()
 
     async def end(self) -> Chain:
         """Stop, once the step under way is over; returns what is drafted behind all that is committed."""
         assert self._task is not None
         self._ending = True
-        self.notice()
+        self._changed.set()
         await self._task
         self._take_in()
         return self.line
@@ -68,7 +73,7 @@ class BesideDraft:
     def _has_room(self) -> bool:
         remaining = self._session.token_limit - len(self._known)
         room = min(self._drafter.max_chain(len(self._known)), remaining)
-        depth = room if self._session.outage.drafts_alone else self.depth
+        depth = room if self._session.outage.drafts_alone else self._depth
         return len(self.line) < min(depth, room) and not self._drafter.ends(self.line)
 
     def _take_in(self) -> None:

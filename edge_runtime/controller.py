@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from acespec.edge_runtime.budget import StepPlan, fixed_budget, worth_a_step
 from acespec.edge_runtime.estimators import MeanTime, SmoothedTime, StepTimes
 from acespec.edge_runtime.outcome_estimates import OutcomeEstimates
+from acespec.edge_runtime.race_forecast import best_race
 from acespec.edge_runtime.request import DraftSettings
 from acespec.edge_runtime.steady_plan import SteadyPlan
 from acespec.edge_runtime.time_model import RoundForecast, RoundSetting, best_forecast
@@ -39,6 +40,8 @@ class Controller:
         self._decode_intervals = MeanTime()
         """From token to token, as they arrive while the cloud decodes by itself."""
         self._decode_compute = SmoothedTime()
+        self._race_intervals = MeanTime()
+        """From token to token in a race, as they arrive."""
         self._steady = SteadyPlan(settings.budget)
         self._profile_at = profile_at
         settings.check_buckets(sorted(self.step_times.current()))
@@ -96,6 +99,13 @@ class Controller:
         lengths = (settings.gamma,)
         return best_forecast(setting, lengths, settings.budget, redrafts=lengths)
 
+    def race_ms(self, context: int) -> float:
+        """What a token takes in a race: what is expected of it, and more and more what passes."""
+        expected = best_race(
+            self.cloud_ms, self.round_trip.mean_ms, self._step_ms(context), self.outcomes.odds()
+        )
+        return self._race_intervals.mean_ms(expected.ms_per_token)
+
     def _step_ms(self, context: int) -> Mapping[int, float]:
         self.step_times.update_profile(self._profile_at(context))
         return self.step_times.current()
@@ -135,3 +145,9 @@ class Controller:
         self._decode_compute.observe(compute_ms)
         if since_last_ms is not None:
             self._decode_intervals.observe(since_last_ms / num_tokens)
+
+    def observe_race(self, since_last_ms: float | None, num_tokens: int, compute_ms: float) -> None:
+        """A forward's ``num_tokens`` arrived ``since_last_ms`` after those of the one before."""
+        self.observe_commit(since_last_ms, 1, compute_ms)
+        if since_last_ms is not None:
+            self._race_intervals.observe(since_last_ms, num_tokens)

@@ -50,9 +50,11 @@ class MeanTime:
         self._keep = 1.0 - 1.0 / memory
         self._sum_ms = self._samples = 0.0
 
-    def observe(self, sample_ms: float) -> None:
-        self._sum_ms = self._keep * self._sum_ms + sample_ms
-        self._samples = self._keep * self._samples + 1.0
+    def observe(self, total_ms: float, count: int = 1) -> None:
+        """``count`` samples took ``total_ms`` together."""
+        keep = self._keep**count
+        self._sum_ms = keep * self._sum_ms + total_ms
+        self._samples = keep * self._samples + count
 
     def mean_ms(self, expected_ms: float) -> float:
         """The mean, where ``expected_ms`` was expected before the first sample."""

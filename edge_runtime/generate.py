@@ -63,7 +63,7 @@ async def generate(
         session_settings,
         on_provisional=on_provisional,
         on_change=on_change,
-        races=isinstance(policy, RacePolicy),
+        races=isinstance(policy, (AutoPolicy, RacePolicy)) and request.mode is AcceptanceMode.COUPLED,
     )
     try:
         await session.open()

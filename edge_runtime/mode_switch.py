@@ -35,7 +35,7 @@ class Outlook:
     """What the two ways to go on are expected to take. Times in milliseconds."""
 
     cloud_ms: float
-    """For a token that the cloud decodes by itself."""
+    """For a token that the cloud decodes by itself, or in a race."""
     rounds_ms: Callable[[float], float]
     """For a token of rounds by the model of time, acceptance so many standard errors above its estimate."""
     round_trip_ms: float
@@ -68,11 +68,18 @@ class ModeSwitch:
         return saved_ms * outlook.tokens_left > outlook.round_trip_ms
 
     def observe_round(self, round_ms: float, expected_ms: float, tokens: int, cloud_ms: float) -> None:
-        """A round took ``round_ms`` where the model expects ``expected_ms`` of its kind on average."""
+        """A round took ``round_ms`` where the model expects ``expected_ms`` of its kind on average.
+
+        The cloud alone takes ``cloud_ms`` for a token.
+        """
         keep = 1.0 - 1.0 / MEMORY
         self._expected_ms = keep * self._expected_ms + 1.0
         self._seen_ms = keep * self._seen_ms + round_ms / expected_ms
         self._late_ms += round_ms - tokens * cloud_ms
+
+    def observe_race(self, forward_ms: float, tokens: int, cloud_ms: float) -> None:
+        """A forward of a race took ``forward_ms``: what it gains may be put at stake later."""
+        self._late_ms += min(forward_ms - tokens * cloud_ms, 0.0)
 
     def leaves(self, outlook: Outlook, generated: int) -> bool:
         """Whether to end rounds behind ``generated`` tokens."""

@@ -186,6 +186,7 @@ def report(
                 "redraft": s.redraft,
                 "budget": s.budget,
                 "hit_rate": s.hit_rate,
+                "forwards_per_token": s.forwards_per_token,
             }
             for s in strategies
         ],
@@ -199,8 +200,8 @@ def _table(strategies: list[StrategyTime]) -> Table:
     alone_ms = next(s.ms_per_token for s in strategies if s.name == "autoregressive")
     best = ranked(strategies)[0].name
     table = Table()
-    table.add_column("strategy")
-    for heading in ("tokens/s", "speedup", "ms/token", "gamma", "budget", "hits"):
+    table.add_column("strategy", no_wrap=True)
+    for heading in ("tokens/s", "speedup", "forwards", "gamma", "budget", "hits"):
         table.add_column(heading, justify="right")
     for s in strategies:
         gamma = "" if s.gamma is None else str(s.gamma)
@@ -210,7 +211,7 @@ def _table(strategies: list[StrategyTime]) -> Table:
             s.name,
             f"{s.tokens_per_s:.2f}",
             f"{alone_ms / s.ms_per_token:.2f}",
-            f"{s.ms_per_token:.1f}",
+            "" if s.forwards_per_token is None else f"{s.forwards_per_token:.2f}",
             gamma,
             "" if s.budget is None else str(s.budget),
             "" if s.hit_rate is None else f"{s.hit_rate:.0%}",

@@ -6,7 +6,7 @@ import asyncio
 import math
 
 from acespec.edge_runtime.controller import Controller
-from acespec.edge_runtime.drafter import Drafter
+from acespec.edge_runtime.drafter import Chain, Drafter
 from acespec.edge_runtime.node_values import Choice, CoupledValues, NodeValues
 from acespec.edge_runtime.outcome_estimates import OutcomeEstimates
 from acespec.edge_runtime.race_sender import RaceSender
@@ -85,14 +85,18 @@ class RaceDraft:
             self._sender.arrived(commit.drafts, now_ms(), self._controller.cloud_ms)
         self._changed.set()
 
-    async def end(self) -> None:
-        """Stop, once the step under way is over, and leave rows of committed tokens alone."""
+    def prepare(self, length: int) -> None:
+        """No chain is drafted ahead (as ``BesideDraft.prepare`` does): the tree is in its place."""
+
+    async def end(self) -> Chain:
+        """Stop, once the step under way is over, and leave rows of committed tokens alone: an empty chain."""
         assert self._task is not None
         self._ending = True
         self._changed.set()
         await self._task
         self._take_in()
         self._tree.clear()
+        return Chain()
 
     async def _run(self) -> None:
         while not self._ending:

@@ -9,8 +9,8 @@ that have come by its beginning, and one more. Pure: the same chances always giv
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
 
 import numpy as np
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from acespec.edge_runtime.time_model import OutcomeOdds
 from acespec.wire import Eagerness
 
+LEAST_GAIN = 0.05
+"""Share of a token's time that a race at a server that waits for drafts must save."""
 NUM_TOKENS = 4096
 """Of the text that is simulated: enough for a few percent, in about half a millisecond."""
 
@@ -91,26 +93,27 @@ def _chances() -> NDArray[np.float64]:
     return np.random.default_rng(0).random(NUM_TOKENS + 1)
 
 
-class Way(str, Enum):
-    """How to go on."""
+def best_race(
+    target_ms: float,
+    round_trip_ms: float,
+    step_ms: Mapping[int, float],
+    odds: OutcomeOdds,
+    uplink_ms: float = 0.0,
+) -> RaceForecast:
+    """The fastest race with steps of one width, of those that ``step_ms`` has the milliseconds of."""
+    races = [
+        RaceSetting(target_ms, round_trip_ms, step_ms[width], coverage(odds, width), uplink_ms)
+        for width in step_ms
+    ]
+    return min(map(forecast_race, races), key=lambda forecast: forecast.ms_per_token)
 
-    CLOUD = "cloud"
-    RACE = "race"
-    ROUNDS = "rounds"
 
-
-def best_way(
-    eagerness: Eagerness | None, cloud_ms: float, race_ms: float, rounds_ms: float, least_gain: float = 0.05
-) -> Way:
-    """The fastest way by what a token is expected to take of each, from what the server grants.
+def race_pays(eagerness: Eagerness | None, cloud_ms: float, race_ms: float) -> bool:
+    """Whether to race rather than to let the cloud decode alone, by what a token is expected to take of each.
 
     A race is never slower than the cloud alone, so it takes that one's place wherever it is granted, unless
-    the server waits for drafts (``Eagerness.COST``): then it must pay as well as rounds must. Rounds are
-    chosen where they save a share ``least_gain`` of a token's time: to go back from them costs a round trip.
+    the server waits for drafts (``Eagerness.COST``): then it must save a share ``LEAST_GAIN``.
     """
-    way, best_ms = Way.CLOUD, cloud_ms
-    if eagerness in (Eagerness.LATENCY, Eagerness.BALANCED):
-        way, best_ms = Way.RACE, min(race_ms, cloud_ms)
-    elif eagerness is Eagerness.COST and race_ms < (1.0 - least_gain) * cloud_ms:
-        way, best_ms = Way.RACE, race_ms
-    return Way.ROUNDS if rounds_ms < (1.0 - least_gain) * best_ms else way
+    if eagerness is Eagerness.COST:
+        return race_ms < (1.0 - LEAST_GAIN) * cloud_ms
+    return eagerness is not None

@@ -55,7 +55,11 @@ class RaceTree:
     def __init__(
         self, drafter: Drafter, values: NodeValues, committed: Sequence[int], token_limit: int
     ) -> None:
-        """Nothing is drafted from position ``token_limit - 1`` on: the target's own token ends the text."""
+        """Nothing is drafted from position ``token_limit - 1`` on: the target's own token ends the text.
+
+        Of the engine's rows, those of ``committed`` but for its last token stay.
+        """
+        drafter.engine.truncate(min(drafter.engine.num_rows, len(committed) - 1))
         self._drafter = drafter
         self._values = values
         self._known = list(committed)

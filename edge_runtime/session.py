@@ -181,9 +181,14 @@ class EdgeSession:
         return self.opened is not None and self.opened.eagerness is not None
 
     @property
+    def is_racing(self) -> bool:
+        """Whether what is outstanding is a race that the server takes part in."""
+        return self.may_race and self._requests.races
+
+    @property
     def takes_drafts(self) -> bool:
-        """Whether what is outstanding is a race that the server takes part in, on a stream that stands."""
-        return self.may_race and self._requests.races and self.connection.stands
+        """Whether there is a race under way (``is_racing``), on a stream that stands."""
+        return self.is_racing and self.connection.stands
 
     async def send_draft(self, first_id: int, root: int, nodes: tuple[DraftNode, ...]) -> None:
         """Send nodes for the race under way; lost, like the link, without a word."""

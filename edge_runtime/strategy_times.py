@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from google.protobuf.message import Message
 
+from acespec.edge_runtime.race_forecast import best_race
 from acespec.edge_runtime.time_model import (
     GAMMAS,
     OutcomeOdds,
@@ -33,6 +34,8 @@ from acespec.wire import (
     AcceptanceMode,
     Codec,
     Commit,
+    Draft,
+    DraftNode,
     RejectVerdict,
     Round,
     TargetDraws,
@@ -47,9 +50,11 @@ HALF_BYTES = 2
 """Of a probability or logit on the wire, where a strategy sends whole distributions."""
 CHAINS_IN_FLIGHT = 4
 """Chains PicoSpec sends ahead of their verdicts."""
+DRAFTED_AT_ONCE = 4
+"""Nodes in a message of the race: of a step's, those that are worth their bytes."""
 FIRST_DRAWS = 8
 """Draws of the target that a rejection in residual mode comes with."""
-AT_THE_EDGE = ("vanilla", "dssd", "picospec", "acespec_coupled", "acespec_residual")
+AT_THE_EDGE = ("vanilla", "dssd", "picospec", "acespec_coupled", "acespec_residual", "race")
 """Strategies whose draft model runs at the edge."""
 LONGEST_TRIP_MS = 10_000.0
 """Round trips beyond it are not looked at."""
@@ -98,6 +103,8 @@ class StrategyTime:
     budget: int | None = None
     """AceSpec: gamma and branches."""
     hit_rate: float | None = None
+    forwards_per_token: float | None = None
+    """Of the target; None where the formula does not tell."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -108,7 +115,7 @@ def autoregressive(scenario: Scenario) -> StrategyTime:
     """The cloud decodes alone and streams: ``max(T, down(one token))``."""
     codec = Codec(scenario.vocab_size, AcceptanceMode.COUPLED)
     down_ms = scenario.link_ms(_size(codec.encode_cloud(Commit(0, (0,)))))
-    return StrategyTime("autoregressive", max(scenario.target_step_ms, down_ms))
+    return StrategyTime("autoregressive", max(scenario.target_step_ms, down_ms), forwards_per_token=1.0)
 
 
 def vanilla(scenario: Scenario) -> StrategyTime:
@@ -183,7 +190,26 @@ def acespec(scenario: Scenario, mode: AcceptanceMode) -> StrategyTime:
         plan.redraft,
         plan.budget,
         forecast.hit_rate,
+        1.0 / forecast.tokens,
     )
+
+
+def race(scenario: Scenario) -> StrategyTime:
+    """The cloud decodes and takes along what has been drafted: `race_forecast`, whose drafts take
+    ``up(a step's token and its siblings)`` longer; not more than one commit in ``down(one token)``."""
+    codec = Codec(scenario.vocab_size, AcceptanceMode.COUPLED)
+    nodes = (DraftNode(0, None),) * DRAFTED_AT_ONCE
+    up_ms = scenario.link_ms(_size(codec.encode_edge(Draft(0, 0, 0, nodes))))
+    down_ms = scenario.link_ms(_size(codec.encode_cloud(Commit(0, (0,)))))
+    forecast = best_race(
+        scenario.target_step_ms,
+        scenario.round_trip_ms + down_ms,
+        scenario.draft_step_ms,
+        scenario.odds,
+        up_ms,
+    )
+    ms_per_token = max(forecast.ms_per_token, forecast.forwards_per_token * down_ms)
+    return StrategyTime("race", ms_per_token, forwards_per_token=forecast.forwards_per_token)
 
 
 def acespec_forecast(scenario: Scenario, mode: AcceptanceMode) -> RoundForecast:
@@ -219,10 +245,10 @@ def acespec_forecast(scenario: Scenario, mode: AcceptanceMode) -> RoundForecast:
 
 
 def all_strategies(scenario: Scenario) -> list[StrategyTime]:
-    """Every strategy there is a formula for; ``auto`` is the better of the cloud alone and AceSpec."""
-    alone = autoregressive(scenario)
+    """Every strategy there is a formula for; ``auto`` is the best of the cloud alone, the race and rounds."""
+    alone, raced = autoregressive(scenario), race(scenario)
     coupled = acespec(scenario, AcceptanceMode.COUPLED)
-    auto = replace(min(coupled, alone, key=lambda s: s.ms_per_token), name="auto")
+    auto = replace(min(raced, coupled, alone, key=lambda s: s.ms_per_token), name="auto")
     return [
         alone,
         vanilla(scenario),
@@ -231,6 +257,7 @@ def all_strategies(scenario: Scenario) -> list[StrategyTime]:
         colocated(scenario),
         coupled,
         acespec(scenario, AcceptanceMode.RESIDUAL),
+        raced,
         auto,
     ]
 
@@ -268,7 +295,8 @@ def _best_chain(name: str, scenario: Scenario, round_ms: Callable[[int], float])
         return round_ms(gamma) / expected_tokens(scenario.odds.alpha, gamma)
 
     gamma = min(GAMMAS, key=ms_per_token)
-    return StrategyTime(name, ms_per_token(gamma), gamma)
+    forwards = 1.0 / expected_tokens(scenario.odds.alpha, gamma)
+    return StrategyTime(name, ms_per_token(gamma), gamma, forwards_per_token=forwards)
 
 
 def _waiting_ms(scenario: Scenario, gamma: int) -> float:

@@ -26,6 +26,7 @@ RACE = DraftSettings(gamma=None, policy=SpeculationPolicy.RACE)
 PATIENT = {on_outage: OutageSettings(on_outage, timeout_s=1e6, first_timeout_s=1e6) for on_outage in OnOutage}
 """Ways to meet outages, none of which is too long."""
 EAGER = Limits(race_eagerness=Eagerness.LATENCY)
+NO_RACE = Limits(race_eagerness=None)
 
 
 def by_last_two(logits: np.ndarray) -> Table:

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from acespec.cloud_verifier.limits import Limits
 from acespec.edge_runtime.generate import GenerationResult
 from acespec.edge_runtime.mode_switch import ModeSwitch, Outlook
 from acespec.edge_runtime.outage import OnOutage
 from acespec.edge_runtime.request import DraftSettings, GenerationRequest, SpeculationPolicy
 from acespec.speculation import SamplingParams
-from acespec.wire import AcceptanceMode
+from acespec.wire import AcceptanceMode, Eagerness
 from bad_network import Fault, StreamPlan, stream_plans
-from policy_world import PATIENT, run
+from policy_world import EAGER, NO_RACE, PATIENT, run
 
 
 class Scripted(ModeSwitch):
@@ -51,6 +52,7 @@ AUTO = DraftSettings(gamma=None, policy=SpeculationPolicy.AUTO)
     draft_context=st.sampled_from([2, 9, 1024]),
     plans=stream_plans(last_at=9, last_busy=5, most_busy=2, most_plans=3),
     on_outage=st.sampled_from([OnOutage.WAIT, OnOutage.DRAFT]),
+    eagerness=st.sampled_from([*Eagerness, None]),
 )
 def test_coupled_text_is_the_clouds_whenever_it_switches(
     decisions: list[bool],
@@ -65,6 +67,7 @@ def test_coupled_text_is_the_clouds_whenever_it_switches(
     draft_context: int,
     plans: list[StreamPlan],
     on_outage: OnOutage,
+    eagerness: Eagerness | None,
 ) -> None:
     provisional: list[list[int]] = []
     request = GenerationRequest(
@@ -76,6 +79,7 @@ def test_coupled_text_is_the_clouds_whenever_it_switches(
             request,
             closeness,
             DraftSettings(gamma=gamma, policy=SpeculationPolicy.AUTO),
+            Limits(race_eagerness=eagerness, race_patience_ms=50.0),
             step_ms=step_ms,
             delays=delays,
             plans=plans,
@@ -99,7 +103,9 @@ def test_while_the_link_is_down_the_draft_goes_on_from_where_the_cloud_was() -> 
     shown: list[list[int]] = []
     cut = [StreamPlan(Fault.CUT, up=False, at=3), *[StreamPlan(Fault.REFUSE)] * 7]
     far = {"target_ms": 10.0, "delays": [400.0]}  # rounds lose: the cloud decodes
-    result = run(request, 0.97, AUTO, plans=cut, outage=PATIENT[OnOutage.DRAFT], provisional=shown, **far)  # type: ignore[arg-type]
+    result = run(
+        request, 0.97, AUTO, NO_RACE, plans=cut, outage=PATIENT[OnOutage.DRAFT], provisional=shown, **far
+    )  # type: ignore[arg-type]
     assert result.metrics.decoded_tokens == len(result.tokens) == 40
     assert max(len(line) for line in shown) > 4
     assert shown[-1] == []
@@ -108,13 +114,15 @@ def test_while_the_link_is_down_the_draft_goes_on_from_where_the_cloud_was() -> 
     assert at > 0, "the text went on as was shown"
 
 
-def test_scripted_switching_does_switch() -> None:
+@pytest.mark.parametrize("limits", [EAGER, NO_RACE])
+def test_scripted_switching_does_switch(limits: Limits) -> None:
     request = GenerationRequest((4, 2), (), 60)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("acespec.edge_runtime.auto_policy.ModeSwitch", lambda: Scripted([True]))
-        metrics = run(request, 0.7, AUTO).metrics
-    assert metrics.rounds > 4
-    assert metrics.decoded_tokens > 16
+        metrics = run(request, 0.7, AUTO, limits).metrics
+    assert metrics.rounds > 1
+    assert metrics.decoded_tokens > 12
+    assert (metrics.raced_tokens > 0) is (limits is EAGER)
 
 
 LONG = GenerationRequest((4, 2), (), 128, seed=3)
@@ -129,12 +137,18 @@ LOSING = [
 
 
 def total_ms(
-    closeness: float | None, target_ms: float, step_ms: float, trip_ms: float, policy: SpeculationPolicy
+    closeness: float | None,
+    target_ms: float,
+    step_ms: float,
+    trip_ms: float,
+    policy: SpeculationPolicy,
+    limits: Limits = NO_RACE,
 ) -> tuple[float, GenerationResult]:
     result = run(
         LONG,
         closeness,
         DraftSettings(gamma=None, policy=policy),
+        limits,
         target_ms=target_ms,
         step_ms=step_ms,
         delays=[trip_ms / 2.0],
@@ -178,7 +192,7 @@ def test_wherever_rounds_win_or_lose_hardly_anything_is_lost(
         request = GenerationRequest((4, 2), (), 128, seed=seed)
         world = {"target_ms": target_ms, "step_ms": step_ms, "delays": [trip_ms / 2.0]}
         alone_ms += run(request, None, **world).metrics.total_ms  # type: ignore[arg-type]
-        total += run(request, closeness, AUTO, **world).metrics.total_ms  # type: ignore[arg-type]
+        total += run(request, closeness, AUTO, NO_RACE, **world).metrics.total_ms  # type: ignore[arg-type]
     assert alone_ms / total >= 0.97
 
 
@@ -187,16 +201,43 @@ def test_jitter_and_a_draft_slower_than_the_cloud_hold_nothing_up() -> None:
         late = list(np.random.default_rng(4).uniform(50.0, 65.0, 97))
         settings_ = {"target_ms": 72.0, "step_ms": step_ms, "delays": late}
         alone_ms = run(LONG, None, **settings_).metrics.total_ms  # type: ignore[arg-type]
-        auto = run(LONG, 0.5, AUTO, **settings_).metrics  # type: ignore[arg-type]
+        auto = run(LONG, 0.5, AUTO, NO_RACE, **settings_).metrics  # type: ignore[arg-type]
         assert auto.decoded_tokens == 128
         assert auto.total_ms == pytest.approx(alone_ms, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("target_ms", "step_ms", "trip_ms"), [*LOSING, (72.0, 8.5, 10.0), (146.0, 15.0, 50.0)]
+)
+def test_where_the_server_races_it_is_as_fast_as_the_race_or_rounds(
+    target_ms: float, step_ms: float, trip_ms: float
+) -> None:
+    world = target_ms, step_ms, trip_ms
+    alone_ms, _ = total_ms(None, *world, SpeculationPolicy.AUTO)
+    rounds_ms, _ = total_ms(0.6, *world, SpeculationPolicy.ROUNDS, EAGER)
+    race_ms, _ = total_ms(0.6, *world, SpeculationPolicy.RACE, EAGER)
+    auto_ms, result = total_ms(0.6, *world, SpeculationPolicy.AUTO, EAGER)
+    assert result.metrics.raced_tokens > 0
+    assert race_ms < rounds_ms, "the race wins"
+    assert auto_ms < race_ms + 2.1 * target_ms, "it began with a piece that may not be raced to the end"
+    assert auto_ms <= alone_ms
+
+
+def test_where_the_server_waits_for_drafts_it_races_only_where_that_pays() -> None:
+    waits = Limits(race_eagerness=Eagerness.COST, race_patience_ms=2_000.0)
+    alone_ms, _ = total_ms(None, 10.0, 22.0, 200.0, SpeculationPolicy.AUTO)
+    race_ms, _ = total_ms(0.3, 10.0, 22.0, 200.0, SpeculationPolicy.RACE, waits)
+    auto_ms, result = total_ms(0.3, 10.0, 22.0, 200.0, SpeculationPolicy.AUTO, waits)
+    assert race_ms > 1.5 * alone_ms, "it does not"
+    assert auto_ms < 0.6 * race_ms
+    assert result.metrics.decoded_tokens == 128
 
 
 @pytest.mark.parametrize("closeness", [0.3, 0.8])
 def test_what_is_learned_beside_the_stream_is_what_rounds_would_meet(closeness: float) -> None:
     request = GenerationRequest((4, 2), (), 200, seed=9)
     far = {"target_ms": 10.0, "step_ms": 1.0, "delays": [400.0]}
-    beside = run(request, closeness, AUTO, **far).metrics  # type: ignore[arg-type]
+    beside = run(request, closeness, AUTO, NO_RACE, **far).metrics  # type: ignore[arg-type]
     rounds = run(request, closeness, DraftSettings(gamma=4), **far).metrics  # type: ignore[arg-type]
     assert beside.rounds == 0
     assert rounds.acceptance is not None
@@ -208,7 +249,7 @@ def test_what_is_learned_beside_the_stream_is_what_rounds_would_meet(closeness: 
 def test_in_residual_mode_acceptance_is_never_taken_for_more_than_it_is(closeness: float) -> None:
     request = GenerationRequest((4, 2), (), 200, seed=9, mode=AcceptanceMode.RESIDUAL)
     far = {"target_ms": 10.0, "step_ms": 1.0, "delays": [400.0]}
-    beside = run(request, closeness, AUTO, **far).metrics  # type: ignore[arg-type]
+    beside = run(request, closeness, AUTO, NO_RACE, **far).metrics  # type: ignore[arg-type]
     rounds = run(request, closeness, DraftSettings(gamma=4), **far).metrics  # type: ignore[arg-type]
     assert beside.rounds == 0
     assert beside.alpha is not None

@@ -95,6 +95,7 @@ def test_every_strategy_has_the_name_it_is_found_by() -> None:
         "acespec_residual",
         "acespec_coupled",
         "auto",
+        "race",
     )
     for name in STRATEGY_NAMES:
         assert strategy(name, PAIR).name == name
@@ -141,6 +142,7 @@ def test_a_chains_length_reaches_those_that_draft_chains() -> None:
         "split": "none",
         "pipesd": "none",
         "auto": None,
+        "race": None,
     }
 
 

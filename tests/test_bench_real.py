@@ -49,7 +49,7 @@ from real_world import table_real_bench, table_times
 
 pytest.importorskip("matplotlib")
 TESTS = Path(__file__).parent
-NAMES = ("autoregressive", "acespec_residual", "acespec_coupled", "auto")
+NAMES = ("autoregressive", "acespec_residual", "acespec_coupled", "auto", "race")
 FRAMING_BYTES = 14
 """HTTP/2's frame header and gRPC's prefix."""
 PROFILES = table_times().profiles(None)
@@ -101,7 +101,9 @@ def test_the_command_writes_a_row_for_each_strategy_and_goes_on_where_it_was(
         assert 0.0 < row["tokens_per_s_slowest"] <= row["tokens_per_s_fastest"]
         assert row["wire_up_per_token"] > row["payload_up_per_token"] > 0.0
     assert rows["autoregressive"]["speedup"] == 1.0
-    assert [rows[name]["same_text"] for name in ("autoregressive", "acespec_coupled", "auto")] == [1.0] * 3
+    assert [rows[name]["same_text"] for name in ("autoregressive", "acespec_coupled", "auto", "race")] == [
+        1.0
+    ] * 4
     settings = content["settings"]
     assert (settings["clock"], settings["repeats"], settings["pace_forward_ms"]) == ("wall", 2, 146.0)
     text = (tmp_path / "out" / "real.md").read_text(encoding="utf-8")
@@ -240,7 +242,9 @@ def test_a_verifier_that_cannot_start_says_why_and_nothing_is_left() -> None:
 def test_what_cannot_be_run_is_told_before_anything_is_measured(tmp_path: Path, prompts: Path) -> None:
     done = run(tmp_path / "out", prompts, "--strategies", "vanilla")
     assert isinstance(done.exception, AcespecError)
-    assert "over gRPC run autoregressive, acespec_residual, acespec_coupled, auto" in str(done.exception)
+    assert "over gRPC run autoregressive, acespec_residual, acespec_coupled, auto, race" in str(
+        done.exception
+    )
     assert not (tmp_path / "out").exists()
 
 

@@ -38,6 +38,7 @@ def test_json_has_every_strategy_and_who_wins() -> None:
         "colocated",
         "acespec_coupled",
         "acespec_residual",
+        "race",
         "auto",
     }
     fastest = max(strategies.values(), key=lambda entry: entry["tokens_per_s"])
@@ -45,15 +46,20 @@ def test_json_has_every_strategy_and_who_wins() -> None:
     assert strategies["autoregressive"]["speedup"] == 1.0
     assert strategies["acespec_coupled"]["speedup"] == pytest.approx(1.34, abs=0.05)
     assert strategies["acespec_coupled"]["budget"] > strategies["acespec_coupled"]["gamma"]
+    assert strategies["autoregressive"]["forwards_per_token"] == 1.0
+    assert strategies["race"]["speedup"] > 1.1 * strategies["acespec_coupled"]["speedup"]
+    assert 0.0 < strategies["race"]["forwards_per_token"] < 1.0
     assert 50.0 < report["break_even_rtt_ms"] < 150.0
     assert report["settings"]["rtt"] == 50.0
 
 
-def test_beyond_the_break_even_the_cloud_decodes() -> None:
+def test_beyond_the_break_even_rounds_lose_and_the_race_does_not() -> None:
     at = planned(*COMMON)["break_even_rtt_ms"]
-    for rtt, decodes in ((at - 1.0, False), (at + 20.0, True)):
+    for rtt, lose in ((at - 1.0, False), (at + 20.0, True)):
         strategies = by_name(planned("--rtt", str(rtt), *COMMON[2:]))
-        assert (strategies["auto"]["speedup"] == 1.0) is decodes
+        assert (strategies["acespec_coupled"]["speedup"] < 1.0) is lose
+        assert strategies["race"]["speedup"] > 1.0
+        assert strategies["auto"]["speedup"] >= strategies["race"]["speedup"]
 
 
 def test_a_rate_counts_all_bytes_or_those_of_messages() -> None:
@@ -78,7 +84,7 @@ def test_the_table_says_what_follows() -> None:
     output = CliRunner().invoke(plan, list(COMMON), catch_exceptions=False).output
     assert "acespec_coupled" in output
     assert "colocated wins: " in output
-    assert "Best of those that draft at the edge is acespec_coupled: " in output
+    assert "Best of those that draft at the edge is race: " in output
     assert "beats the cloud alone up to a round trip of 9" in output
     hopeless = [*COMMON[:2], "--draft-step-ms", "200", *COMMON[4:]]
     output = CliRunner().invoke(plan, hopeless, catch_exceptions=False).output

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acespec.edge_runtime.race_forecast import RaceSetting, Way, best_way, coverage, forecast_race
+from acespec.edge_runtime.race_forecast import RaceSetting, best_race, coverage, forecast_race, race_pays
 from acespec.edge_runtime.time_model import OutcomeOdds
 from acespec.wire import Eagerness
 from policy_world import LONG, run
@@ -71,21 +71,25 @@ def test_it_is_near_what_races_take(trip_ms: float, step_ms: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("eagerness", "race_ms", "rounds_ms", "way"),
+    ("eagerness", "race_ms", "pays"),
     [
-        (None, 10.0, 99.0, Way.CLOUD),
-        (None, 10.0, 60.0, Way.ROUNDS),
-        (None, 10.0, 71.0, Way.CLOUD),
-        (Eagerness.LATENCY, 72.0, 99.0, Way.RACE),
-        (Eagerness.LATENCY, 50.0, 49.0, Way.RACE),
-        (Eagerness.LATENCY, 50.0, 45.0, Way.ROUNDS),
-        (Eagerness.BALANCED, 90.0, 71.0, Way.RACE),
-        (Eagerness.COST, 71.0, 99.0, Way.CLOUD),
-        (Eagerness.COST, 60.0, 99.0, Way.RACE),
-        (Eagerness.COST, 60.0, 50.0, Way.ROUNDS),
+        (None, 10.0, False),
+        (Eagerness.LATENCY, 72.0, True),
+        (Eagerness.BALANCED, 90.0, True),
+        (Eagerness.COST, 71.0, False),
+        (Eagerness.COST, 60.0, True),
     ],
 )
-def test_the_way_is_the_fastest_by_a_margin(
-    eagerness: Eagerness | None, race_ms: float, rounds_ms: float, way: Way
+def test_a_race_pays_wherever_the_server_is_eager(
+    eagerness: Eagerness | None, race_ms: float, pays: bool
 ) -> None:
-    assert best_way(eagerness, 72.0, race_ms, rounds_ms) is way
+    assert race_pays(eagerness, 72.0, race_ms) is pays
+
+
+@pytest.mark.parametrize("trip_ms", [10.0, 200.0])
+def test_the_best_race_is_of_the_width_that_is_worth_its_time(trip_ms: float) -> None:
+    odds = OutcomeOdds(0.6, 0.8)
+    flat = best_race(72.0, trip_ms, {1: 8.5, 16: 8.5}, odds)
+    assert flat == forecast_race(RaceSetting(72.0, trip_ms, 8.5, coverage(odds, 16)))
+    steep = best_race(72.0, trip_ms, {1: 8.5, 16: 200.0}, odds)
+    assert steep == forecast_race(RaceSetting(72.0, trip_ms, 8.5, coverage(odds, 1)))

@@ -21,6 +21,7 @@ from acespec.edge_runtime.strategy_times import (
     colocated,
     dssd,
     picospec,
+    race,
     vanilla,
 )
 from acespec.edge_runtime.time_model import OutcomeOdds, expected_tokens
@@ -166,5 +167,35 @@ def test_the_break_even_round_trip_is_where_rounds_stop_winning(
     assert gain_ms(break_even + 0.011) < 0.0 or break_even == 10_000.0
     assert gain_ms(break_even + 2.0 * draft_ms) < 0.0 or break_even == 10_000.0
     strategies = {s.name: s for s in all_strategies(scenario)}
-    best = min(strategies["acespec_coupled"].ms_per_token, target_ms)
+    best = min(strategies["acespec_coupled"].ms_per_token, strategies["race"].ms_per_token, target_ms)
     assert strategies["auto"].ms_per_token == best
+
+
+@given(
+    round_trip_ms=st.floats(0.0, 300.0),
+    target_ms=st.floats(5.0, 150.0),
+    draft_ms=st.floats(1.0, 50.0),
+    alpha=st.floats(0.05, 0.95),
+)
+def test_a_race_is_never_slower_than_the_cloud_alone(
+    round_trip_ms: float, target_ms: float, draft_ms: float, alpha: float
+) -> None:
+    scenario = replace(
+        FREE,
+        round_trip_ms=round_trip_ms,
+        target_step_ms=target_ms,
+        draft_step_ms={1: draft_ms, 16: 1.5 * draft_ms},
+        odds=OutcomeOdds(alpha, 0.8),
+    )
+    raced = race(scenario)
+    assert raced.ms_per_token <= autoregressive(scenario).ms_per_token * (1.0 + 1e-9)
+    assert raced.forwards_per_token == pytest.approx(raced.ms_per_token / target_ms)
+
+
+def test_on_a_slow_link_a_race_takes_no_less_than_its_commits_do() -> None:
+    scenario = limited(10.0, message_bytes=92)
+    raced = race(scenario)
+    assert raced.forwards_per_token is not None
+    commit_ms = autoregressive(scenario).ms_per_token
+    assert raced.ms_per_token >= raced.forwards_per_token * commit_ms * (1.0 - 1e-9)
+    assert race(FREE).ms_per_token < raced.ms_per_token

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from acespec.bench.lab.memo_engines import MemoDraftEngine, MemoTargetEngine
 from acespec.bench.lab.strategy import Processor, RunLog, World
 from acespec.cloud_verifier.engine import TargetEngine
-from acespec.cloud_verifier.observer import Observer, RoundReport
+from acespec.cloud_verifier.observer import Observer, RaceReport, RoundReport
 from acespec.cloud_verifier.verifier import Verifier
 from acespec.edge_runtime import (
     DraftModel,
@@ -48,7 +48,7 @@ class Autoregressive:
 
 @dataclass(frozen=True)
 class AceSpec:
-    """Rounds of speculation with the outcome tree; by the policy ``auto``, only where they win."""
+    """Rounds of speculation with the outcome tree; by its policy the race instead, or whatever wins."""
 
     mode: AcceptanceMode = AcceptanceMode.COUPLED
     settings: DraftSettings = field(default_factory=lambda: DraftSettings.recommended(pair(DEMO_PAIR)))
@@ -57,9 +57,9 @@ class AceSpec:
 
     @property
     def name(self) -> str:
-        if self.settings.policy is SpeculationPolicy.AUTO:
-            return "auto"
-        return f"acespec_{self.mode.value}"
+        if self.settings.policy is SpeculationPolicy.ROUNDS:
+            return f"acespec_{self.mode.value}"
+        return str(self.settings.policy.value)
 
     async def run(self, world: World) -> None:
         """See ``Strategy.run``."""
@@ -119,6 +119,9 @@ class _Counter(Observer):
         self._log.forwards += 1
         self._log.accepted += report.accepted
         self._log.tested += report.accepted + int(report.accepted < report.drafted)
+
+    def race(self, report: RaceReport) -> None:  # noqa: ARG002 - a tree's tokens are not accepted or rejected
+        self._log.forwards += 1
 
 
 def memo_target(world: World) -> MemoTargetEngine:

@@ -221,7 +221,7 @@ def sweep(**options: Any) -> None:
 def real(**options: Any) -> None:
     """Strategies in wall-clock time, through the relay to a verifier in a process of its own.
 
-    Those that speak the project's own protocol: autoregressive, acespec_* and auto; the other baselines run
+    Those that speak the project's own protocol: autoregressive, acespec_*, auto and race; the other baselines run
     over the simulated link alone. Exit status 1 if a text differs from cloud-only decoding's that must not.
     """
     from acespec.bench.lab import real_measuring

@@ -27,6 +27,7 @@ _MAKERS: Mapping[str, Callable[[Pair], Strategy]] = {
     "acespec_residual": lambda pair: acespec(pair, AcceptanceMode.RESIDUAL),
     "acespec_coupled": lambda pair: acespec(pair, AcceptanceMode.COUPLED),
     "auto": lambda pair: acespec(pair, AcceptanceMode.COUPLED, gamma=None, policy=SpeculationPolicy.AUTO),
+    "race": lambda pair: acespec(pair, AcceptanceMode.COUPLED, gamma=None, policy=SpeculationPolicy.RACE),
 }
 STRATEGY_NAMES = tuple(_MAKERS)
 
