@@ -38,6 +38,7 @@ SMALL = {
     "fig6": ("--budgets", "20,80"),
     "fig7": ("--temperatures", "0.3,1.7"),
     "sweep": ("--rtt", "50,10", "--gammas", "2,4", "--strategies", "acespec_coupled,dssd"),
+    "race": ("--rtt", "50,10", "--gammas", "2,4", "--budgets", "3,8", "--profiles", DEVICES),
 }
 ROWS = {
     "table1": 2 * 2 * len(STRATEGY_NAMES),
@@ -46,6 +47,7 @@ ROWS = {
     "fig6": 2 * 3 * 2,
     "fig7": 2 * 2 * 3,
     "sweep": 2 * 2 * 2 * 3,
+    "race": 2 * 2 * (4 + 2 + 3),
 }
 
 
@@ -135,6 +137,38 @@ def test_a_document_says_how_to_measure_it_again(measured: Path) -> None:
     command = shlex.split(settings["command"])
     assert command[:5] == ["acespec", "bench", "fig7", "-o", str(measured)]
     assert command[-1].endswith("digits.jsonl")
+
+
+def test_the_race_is_set_beside_the_fastest_rounds(measured: Path) -> None:
+    content = document(measured, "race")
+    rows = [row for row in content["rows"] if row["dataset"] == "letters" and row["rtt_ms"] == 10.0]
+    speeds = {row["way"]: row["tokens_per_s"] for row in rows}
+    assert {
+        "autoregressive",
+        "race",
+        "auto",
+        "colocated",
+        "rounds 2",
+        "rounds 4",
+        "rounds 2/3",
+        "rounds 4/8",
+    } <= set(speeds)
+    assert "rounds 4/3" not in speeds, "a budget holds its chain"
+    best = max((way for way in speeds if way.startswith("rounds")), key=lambda way: speeds[way])
+    text = (measured / "race.md").read_text(encoding="utf-8")
+    ratios = next(line for line in text.splitlines() if line.startswith(f"| {DEVICES} | letters | 10 ms"))
+    assert f"{best}: " in ratios
+    assert f"{speeds['race'] / speeds[best]:.3f}" in ratios
+    assert f"{speeds['race'] / speeds['colocated']:.3f}" in ratios
+
+
+def test_models_can_be_named_and_must_go_together(
+    tmp_path: Path, prompts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACESPEC_CACHE", str(tmp_path))
+    gone = run("table2", tmp_path / "out", prompts, "--draft", str(tmp_path / "none"))
+    assert isinstance(gone.exception, AcespecError)
+    assert str(tmp_path / "none") in str(gone.exception)
 
 
 class Resources(HTMLParser):

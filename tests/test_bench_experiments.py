@@ -28,6 +28,7 @@ ALL = {
     "fig5": experiments.fig5(PAIR, STRATEGY_NAMES, [PROFILES], 50.0, [1e8, 1e4]),
     "fig6": experiments.fig6(PAIR, [PROFILES], 50.0, [20, 80]),
     "fig7": experiments.fig7(PAIR, [PROFILES], 50.0, [0.3, 1.7]),
+    "race": experiments.race(PAIR, [PROFILES], [10.0, 50.0], 1e8, [2, 6], [4, 10, 99], 2.0),
     "sweep": experiments.sweep(PAIR, ["auto", "dssd"], [PROFILES], [10.0], [1e8], [0.2], [2, 8]),
 }
 
@@ -62,7 +63,7 @@ def test_labels_tell_the_truth(experiment: Experiment) -> None:
             known["budget"] = cell.strategy.settings.budget
         told = {name: value for name, value in cell.labels.items() if name in known}
         assert told == {name: known[name] for name in told}
-        assert set(cell.labels) - set(known) <= {"gamma"}
+        assert set(cell.labels) - set(known) <= {"gamma", "way"}
 
 
 @pytest.mark.parametrize("experiment", ALL.values(), ids=ALL)

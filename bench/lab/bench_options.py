@@ -115,6 +115,12 @@ def experiment_options(function: F) -> F:
             help="Folder with what the models said.  [default: in the cache]",
         ),
         click.option(
+            "--draft",
+            type=click.Path(file_okay=False, path_type=Path),
+            help="Bundle of the draft model.  [default: the demo's]",
+        ),
+        click.option("--target", help="The target: a fetched model's name or folder.  [default: the demo's]"),
+        click.option(
             "--part",
             type=PartType(),
             help="Measure every N-th prompt alone, and write no tables: run parts side by side, then all.",

@@ -203,6 +203,52 @@ def sweep(**options: Any) -> None:
     )
 
 
+@bench.command()
+@experiment_options
+@profiles_option(
+    "orin-qwen3-0.6b/a100-32b", "orin-qwen3-1.7b/a100-32b", "orin-llama-1b/a100-32b", PAIR_PROFILE
+)
+@rtts_option
+@click.option("--rate", type=RateType(), default="100Mbps", show_default=True, help="Each way, all bytes.")
+@click.option(
+    "--gammas",
+    type=ListOf(click.IntRange(1, MAX_CHAIN)),
+    default="2,3,4,6,8,12",
+    show_default=True,
+    help="Chains of rounds.",
+)
+@click.option(
+    "--budgets",
+    type=ListOf(click.IntRange(1)),
+    default="10,16,22",
+    show_default=True,
+    help="Tree nodes of rounds, the chain's included, besides what follows the network.",
+)
+@click.option(
+    "--cloud-draft-step-ms",
+    type=FiniteRange(min=0.0, min_open=True),
+    default=2.0,
+    show_default=True,
+    help="A draft step beside the target, for drafting in the cloud.",
+)
+def race(**options: Any) -> None:
+    """The race and auto against cloud-only decoding, drafting in the cloud, and rounds of any settings."""
+    from acespec.bench.lab import experiments
+
+    _measure(
+        options,
+        lambda pair: experiments.race(
+            pair,
+            options["profiles"],
+            options["rtts"],
+            8.0 * options["rate"],
+            options["gammas"],
+            options["budgets"],
+            options["cloud_draft_step_ms"],
+        ),
+    )
+
+
 @bench.command(name=REAL)
 @measuring_options
 @strategies_option
@@ -221,8 +267,9 @@ def sweep(**options: Any) -> None:
 def real(**options: Any) -> None:
     """Strategies in wall-clock time, through the relay to a verifier in a process of its own.
 
-    Those that speak the project's own protocol: autoregressive, acespec_*, auto and race; the other baselines run
-    over the simulated link alone. Exit status 1 if a text differs from cloud-only decoding's that must not.
+    Those that speak the project's own protocol: autoregressive, acespec_*, auto and race; the other baselines
+    run over the simulated link alone. Exit status 1 if a text differs from cloud-only decoding's that must
+    not.
     """
     from acespec.bench.lab import real_measuring
     from acespec.bench.lab.real_experiment import Links
@@ -241,7 +288,7 @@ def real(**options: Any) -> None:
 
 
 def _measure(options: dict[str, Any], experiment: Callable[[Pair], Experiment]) -> None:
-    """Measure ``experiment`` of the demo pair and write what it gave."""
+    """Measure ``experiment`` of the demo pair, or of the models named, and write what it gave."""
     from acespec.bench.lab import measuring
 
     measuring.measure(
@@ -251,7 +298,7 @@ def _measure(options: dict[str, Any], experiment: Callable[[Pair], Experiment]) 
             store=options["store"],
             part=options["part"],
         ),
-        measuring.demo_bench,
+        measuring.bench_of(options["draft"], options["target"]),
     )
 
 

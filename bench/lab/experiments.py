@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from acespec.bench.lab.acespec_strategies import AceSpec
+from acespec.bench.lab.baselines import Colocated
 from acespec.bench.lab.experiment import Cell, Comparison, Experiment, Label
 from acespec.bench.lab.profiles import ProfilePair
 from acespec.bench.lab.simulated_link import Charged, LinkConditions
 from acespec.bench.lab.strategies import BASELINE, acespec, strategy, with_gamma
+from acespec.bench.lab.strategy import Strategy
 from acespec.models import Pair
 from acespec.speculation import Allocation, Ranking
 from acespec.wire import AcceptanceMode
@@ -18,6 +20,8 @@ from acespec.wire import AcceptanceMode
 WIDER_BUCKETS = (32, 48, 64, 80)
 """Step widths besides the pair's, for budgets that need them."""
 REFERENCE = ("strategy", BASELINE)
+ROUNDS = "rounds"
+"""What rows of rounds are called, before their gamma and, where it is fixed, their budget."""
 PAPER_RANKING = "geometric, by probability"
 """Geometric allocation whose branches are ranked as in the paper."""
 
@@ -187,6 +191,49 @@ def sweep(
                             for name in _with_baseline(strategies)
                         ]
     return Experiment("sweep", "Sweep", tuple(cells), REFERENCE)
+
+
+def race(
+    pair: Pair,
+    profiles: Sequence[ProfilePair],
+    rtts_ms: Sequence[float],
+    rate: float,
+    gammas: Sequence[int],
+    budgets: Sequence[int],
+    cloud_draft_step_ms: float,
+) -> Experiment:
+    """The race beside all it is to beat; rounds with each chain, and each budget that fits it.
+
+    ``rate`` in bits a second each way. Rows are told apart by their ``way``.
+    """
+    cells = []
+    for profile, rtt_ms in itertools.product(profiles, rtts_ms):
+        ways: dict[str, Strategy] = {name: strategy(name, pair) for name in (BASELINE, "race", "auto")}
+        speedup = profile.edge.step_ms(1) / cloud_draft_step_ms
+        ways["colocated"] = Colocated(draft_speedup=speedup)
+        ways |= _rounds(pair, gammas, budgets)
+        link = LinkConditions.symmetric(rtt_ms, bytes_per_second=rate / 8.0)
+        cells += [
+            Cell(
+                {"profile": profile.name, "rtt_ms": rtt_ms, "way": way}, chosen, profile, link, pair.sampling
+            )
+            for way, chosen in ways.items()
+        ]
+    return Experiment("race", "The race", tuple(cells), ("way", BASELINE))
+
+
+def _rounds(pair: Pair, gammas: Sequence[int], budgets: Sequence[int]) -> dict[str, AceSpec]:
+    """Rounds with every chain, and every tree that holds it and fits a step; by name."""
+    widest = max(pair.buckets)
+    ways: dict[str, AceSpec] = {}
+    for gamma in gammas:
+        ways[f"{ROUNDS} {gamma}"] = acespec(pair, AcceptanceMode.COUPLED, gamma=gamma)
+        for budget in budgets:
+            if gamma < budget <= gamma + widest:
+                ways[f"{ROUNDS} {gamma}/{budget}"] = acespec(
+                    pair, AcceptanceMode.COUPLED, gamma=gamma, budget=budget
+                )
+    return ways
 
 
 def _cell(

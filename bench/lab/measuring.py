@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -32,7 +32,7 @@ from acespec.errors import AcespecError
 from acespec.models import DEMO_PAIR, Pair, pair
 from acespec.private_files import PUBLIC, write_whole
 
-EXPERIMENTS = ("table1", "table2", "fig5", "fig6", "fig7", "sweep")
+EXPERIMENTS = ("table1", "table2", "fig5", "fig6", "fig7", "sweep", "race")
 """Those in virtual time, in the order of the report; behind them stands the one in wall-clock time."""
 
 
@@ -87,6 +87,42 @@ def demo_bench(say: Callable[[str], None]) -> Bench:
     chosen = pair(DEMO_PAIR)
     bundle = prepare(say)
     models = real_pair(chosen.name, bundle, resolve_model(chosen.target))
+    return Bench(chosen, models, chat_encoder(bundle))
+
+
+def bench_of(draft: Path | None, target: str | None) -> Callable[[Callable[[str], None]], Bench]:
+    """The demo pair, or with the settings that are recommended for it other models of one vocabulary.
+
+    What is returned raises ``AcespecError`` for models that are not there or do not go together.
+    """
+    if draft is None and target is None:
+        return demo_bench
+    return lambda say: _named_bench(say, draft, target)
+
+
+def _named_bench(say: Callable[[str], None], draft: Path | None, target: str | None) -> Bench:
+    from acespec.bench.demo import prepare
+    from acespec.bench.lab.cases import chat_encoder
+    from acespec.bench.lab.lab_pair import real_pair
+    from acespec.models import resolve_model
+    from acespec.models.manifest import load_bundle
+
+    recommended = pair(DEMO_PAIR)
+    bundle = prepare(say) if draft is None else load_bundle(draft)
+    folder = resolve_model(recommended.target if target is None else target)
+    manifest = bundle.manifest
+    chosen = replace(
+        recommended,
+        name=f"{manifest.model_name}+{folder.name}",
+        target=folder.name,
+        draft=manifest.model_name,
+        buckets=tuple(sorted({bucket for graph in manifest.graphs for bucket in graph.buckets})),
+    )
+    models = real_pair(chosen.name, bundle, folder)
+    if models.identity.vocabulary_hash != manifest.vocabulary_hash:
+        raise AcespecError(
+            f"{chosen.draft} and {chosen.target} have different vocabularies: they are no pair"
+        )
     return Bench(chosen, models, chat_encoder(bundle))
 
 

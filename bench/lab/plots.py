@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from acespec.bench.lab.document import Document
+from acespec.bench.lab.experiments import ROUNDS
+from acespec.bench.lab.race_views import best_rounds
 from acespec.bench.lab.tables import Row
 from acespec.bench.lab.view import OURS, groups, rate_text, shown_round_trip
 from acespec.errors import AcespecError
@@ -236,6 +238,26 @@ def _line_panel(rows: Sequence[Row], x: str, y: str, series: str, x_label: str, 
     return lambda axes: _lines(axes, rows, x, y, series, {"x": x_label, "y": y_label})
 
 
+def _race(document: Document) -> Figures:
+    """Throughput over the round trip, and target forwards a token: of rounds, the fastest at each."""
+    measures = {"tokens_per_s": "tokens/s", "target_forwards_per_token": "target forwards a token"}
+    for (profile,), rows in groups(document["rows"], "profile").items():
+        shown = {dataset: _with_best_rounds(some) for (dataset,), some in groups(rows, "dataset").items()}
+        for measure, label in measures.items():
+            panels: list[Panel] = [
+                (str(dataset), _line_panel(some, "rtt_ms", measure, "way", "round trip, ms", label))
+                for dataset, some in shown.items()
+            ]
+            yield _slug(measure.replace("_", "-"), profile), panels
+
+
+def _with_best_rounds(rows: Sequence[Row]) -> list[Row]:
+    """``rows`` with one line of rounds: the fastest at each round trip."""
+    shown = [row for row in rows if not row["way"].startswith(ROUNDS)]
+    best = [best_rounds(here) for here in groups(rows, "rtt_ms").values()]
+    return shown + [{**row, "way": f"best {ROUNDS}"} for row in best if row is not None]
+
+
 _FIGURES: dict[str, Callable[[Document], Figures]] = {
     "table1": _round_trips,
     "table2": _allocations,
@@ -247,5 +269,6 @@ _FIGURES: dict[str, Callable[[Document], Figures]] = {
         "temperature", "strategy", "temperature", ("hit_rate", "hit rate"), ("tokens_per_s", "tokens/s")
     ),
     "sweep": _round_trips,
+    "race": _race,
     "real": _strategies,
 }

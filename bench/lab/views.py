@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from acespec.bench.lab.document import Document
+from acespec.bench.lab.race_views import race_views
 from acespec.bench.lab.round_trip_views import round_trip_views
 from acespec.bench.lab.tables import Row
 from acespec.bench.lab.view import NOTHING, OURS, Text, View, figure, groups, pivot, rate_text
@@ -25,7 +26,7 @@ def failed_view(rows: Sequence[Row]) -> View:
     labels = ("dataset", "profile", "counted", "rate_bps", "temperature", "gamma", "allocation", "budget")
     body = [
         (
-            Text(", ".join(str(row[name]) for name in (*labels, "rtt_ms", "strategy") if name in row)),
+            Text(", ".join(str(row[name]) for name in (*labels, "rtt_ms", "strategy", "way") if name in row)),
             Text(f"{row['failed']['runs']} of {row['runs']}"),
             Text("; ".join(row["failed"]["reasons"])),
         )
@@ -176,5 +177,6 @@ _VIEWS: dict[str, Callable[[Document], list[View]]] = {
         ("Speedup over cloud-only", "speedup", ".2f"),
     ),
     "sweep": round_trip_views,
+    "race": race_views,
     "real": _real,
 }
