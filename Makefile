@@ -82,6 +82,10 @@ check-wall: $(READY) ## wall clock against virtual clock on this machine, which 
 report-branches: $(READY) ## how many cached branches equal sequential drafting, on the real draft at float32
 	$(BIN)/python -m acespec.bench.branch_equality
 
+.PHONY: report-race
+report-race: $(READY) ## tokens a forward by how a race's nodes are valued (PROMPTS="a.jsonl ...")
+	$(BIN)/python -m acespec.bench.lab.race_nodes $(PROMPTS) $(BENCH_ARGS)
+
 .PHONY: bench-verifier soak-verifier
 bench-verifier: $(READY) ## the verifier's rounds a second, latency and memory, and what batching gains
 	$(BIN)/acespec models fetch smollm2-135m

@@ -17,6 +17,7 @@ from acespec.bench.lab.strategy import RunResult
 RESAMPLES = 10_000
 LEVEL = 0.95
 """Share of resamples between the bounds."""
+_TAILS = (1.0 - LEVEL) / 2.0, (1.0 + LEVEL) / 2.0
 _SEED = 20_260_101
 """Of the bootstrap: the same runs give the same bounds."""
 
@@ -98,6 +99,15 @@ def quotient(measure: Measure, first: Runs, second: Runs) -> Bounded:
     return _bounded(measure, first, second, np.divide)
 
 
+def resampled_ratio(numerators: NDArray[np.float64], denominators: NDArray[np.float64]) -> Bounded:
+    """``sum(numerators) / sum(denominators)`` over prompts ``[P]``, bounded as a measure's difference is."""
+    value = float(numerators.sum() / denominators.sum())
+    if len(numerators) < 2:
+        return Bounded(value)
+    low, high = np.quantile(_ratios(_draws(len(numerators)), numerators, denominators), _TAILS)
+    return Bounded(value, float(low), float(high))
+
+
 def _bounded(measure: Measure, first: Runs, second: Runs, compare: np.ufunc) -> Bounded:
     assert {name: len(runs) for name, runs in first.items()} == {
         name: len(runs) for name, runs in second.items()
@@ -109,15 +119,19 @@ def _bounded(measure: Measure, first: Runs, second: Runs, compare: np.ufunc) -> 
     num_prompts = len(first)
     if num_prompts < 2:
         return Bounded(value)
-    generator = np.random.default_rng(_SEED)
-    draws = generator.multinomial(num_prompts, np.full(num_prompts, 1.0 / num_prompts), RESAMPLES)  # [R, P]
+    draws = _draws(num_prompts)
     with np.errstate(divide="ignore", invalid="ignore"):
         resampled = compare(*(_ratios(draws, *measure.sums(runs)) for runs in (first, second)))
     if not np.isfinite(resampled).all():
         return Bounded(value)
-    tail = (1.0 - LEVEL) / 2.0
-    low, high = np.quantile(resampled, [tail, 1.0 - tail])
+    low, high = np.quantile(resampled, _TAILS)
     return Bounded(value, float(low), float(high))
+
+
+def _draws(num_prompts: int) -> NDArray[np.int64]:
+    """How often each resample has each prompt ``[R, P]``."""
+    generator = np.random.default_rng(_SEED)
+    return generator.multinomial(num_prompts, np.full(num_prompts, 1.0 / num_prompts), RESAMPLES)
 
 
 def _ratios(
