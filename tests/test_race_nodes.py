@@ -47,9 +47,8 @@ def test_a_forward_takes_the_nodes_that_are_likeliest_in_the_whole_tree(models: 
     few, many = (measure(models, cases(*"abcd"), SAMPLING, (count,), 48) for count in (2, 64))
     for name in VALUES:
         assert tokens_per_forward(few[name, 2]).value < tokens_per_forward(many[name, 64]).value  # type: ignore[operator]
-    for text in [*few["by score", 2], *many["by score", 64]]:
-        assert 48 / text.num_forwards * 24 >= 48 / 24
-        assert text.num_forwards >= 48 / (1 + 64)
+    for text in few["by score", 2]:
+        assert text.num_forwards >= 48 / 3, "two nodes and the target's own"
 
 
 def test_one_node_is_the_likeliest_candidate(models: MemoModels) -> None:

@@ -65,7 +65,7 @@ async def race_text(
     values_for: Callable[[DraftRules], NodeValues],
     max_new_tokens: int,
 ) -> Text:
-    """Generate ``max_new_tokens`` behind ``prompt`` by forwards that take along the best ``num_nodes`` nodes."""
+    """Generate ``max_new_tokens`` tokens by forwards that take along the best ``num_nodes`` nodes."""
     rules = DraftRules(sampling, seed, AcceptanceMode.COUPLED, frozenset(), len(prompt))
     engine = MemoDraftEngine(models, identity, prompt, BUCKETS)
     clock = StepClock(StepTimes(dict.fromkeys(engine.buckets, 1.0)))
