@@ -25,6 +25,7 @@ from acespec.bench.verifier_batching import Batching, measure_batching
 from acespec.bench.verifier_load import Load, measure_load
 from acespec.bench.verifier_memory import SessionMemory, measure_session_memory
 from acespec.bench.verifier_server import SERVER
+from acespec.bench.verifier_silent_race import SilentRace, measure_silent_race
 from acespec.bench.verifier_soak import SoakReport, soak
 from acespec.bench.verifier_zero_cost import zero_cost_script
 
@@ -86,8 +87,19 @@ def print_batching(console: Console, model: str, batching: Batching) -> None:
     )
 
 
+def print_silent_race(console: Console, race: SilentRace) -> None:
+    console.print(
+        f"A race whose edge sends nothing: {race.race_ms_per_token:.1f} ms a token, plain decoding "
+        f"{race.plain_ms_per_token:.1f} ms: x{race.ratio:.3f}"
+    )
+
+
 def figures(
-    loads: Sequence[Load], memory: SessionMemory, batching: Batching, soaked: SoakReport | None
+    loads: Sequence[Load],
+    memory: SessionMemory,
+    batching: Batching,
+    silent_race: SilentRace,
+    soaked: SoakReport | None,
 ) -> dict[str, float]:
     """What the last line holds. The load is that of the most sessions."""
     most = loads[-1]
@@ -101,10 +113,11 @@ def figures(
         "batched_speedup": batching.speedup,
         "batched_rounds_per_s": batching.batched_rounds_per_s,
         "one_by_one_rounds_per_s": batching.one_by_one_rounds_per_s,
+        "silent_race_time_ratio": silent_race.ratio,
     }
     if soaked is not None:
         found |= {f"soak_{name}": figure for name, figure in asdict(soaked).items()}
-    return {name: round(figure, 2) for name, figure in found.items()}
+    return {name: round(figure, 3) for name, figure in found.items()}
 
 
 @click.command()
@@ -131,8 +144,10 @@ def main(model: str, threads: int | None, seconds: float, repetitions: int, minu
     print_memory(console, memory)
     batching = asyncio.run(measure_batching(model, BATCHED_SESSIONS, threads, repetitions))
     print_batching(console, model, batching)
+    silent_race = asyncio.run(measure_silent_race(model, threads, 2 * repetitions + 1))
+    print_silent_race(console, silent_race)
     soaked = asyncio.run(soak(minutes, console)) if minutes else None
-    click.echo(json.dumps(figures(loads, memory, batching, soaked)))
+    click.echo(json.dumps(figures(loads, memory, batching, silent_race, soaked)))
     if soaked is not None and not soaked.flat:
         sys.exit(1)
 

@@ -127,15 +127,25 @@ async def read(stream: Stream) -> bytes:
 
 
 async def decode_text(
-    streams: Streams, vocabulary_hash: str, vocab_size: int, prompt: Sequence[int], num_tokens: int
+    streams: Streams,
+    vocabulary_hash: str,
+    vocab_size: int,
+    prompt: Sequence[int],
+    num_tokens: int,
+    race: bool = False,
 ) -> list[int]:
-    """What the target itself makes of ``prompt`` at temperature 0, ``num_tokens`` of it."""
+    """What the target itself makes of ``prompt`` at temperature 0, ``num_tokens`` of it.
+
+    ``race``: as a race to which nothing is drafted.
+    """
     codec = Codec(vocab_size, AcceptanceMode.COUPLED)
     stream = streams()
     await stream.write(
-        encode_greedy_open(vocabulary_hash, vocab_size, prompt, len(prompt) + num_tokens).SerializeToString()
+        encode_greedy_open(
+            vocabulary_hash, vocab_size, prompt, len(prompt) + num_tokens, race
+        ).SerializeToString()
     )
-    request = Decode(seq=0, prefix_check=PrefixCheck(prompt).value, count=num_tokens)
+    request = Decode(seq=0, prefix_check=PrefixCheck(prompt).value, count=num_tokens, race=race)
     await stream.write(codec.encode_edge(request).SerializeToString())
     text: list[int] = []
     while len(text) < num_tokens:

@@ -74,7 +74,7 @@ def write_script(
 
 
 def encode_greedy_open(
-    vocabulary_hash: str, vocab_size: int, prompt: Sequence[int], token_limit: int
+    vocabulary_hash: str, vocab_size: int, prompt: Sequence[int], token_limit: int, race: bool = False
 ) -> pb.EdgeMessage:
     """What begins a session in coupled mode at temperature 0 that no token ends."""
     return encode_open(
@@ -90,6 +90,7 @@ def encode_greedy_open(
             committed=tuple(prompt),
             prompt_length=len(prompt),
             token_limit=token_limit,
+            race=race,
         )
     )
 

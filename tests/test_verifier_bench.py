@@ -17,6 +17,7 @@ from acespec.bench.verifier_bench import figures
 from acespec.bench.verifier_load import Edge, Load, connect, decode_text, measure_load, time_rounds
 from acespec.bench.verifier_memory import SessionMemory, measure_session_memory, resident_bytes
 from acespec.bench.verifier_script import CHAIN, ROUND_TOKENS, write_script
+from acespec.bench.verifier_silent_race import SilentRace, measure_silent_race
 from acespec.bench.verifier_soak import fitted, soak
 from acespec.bench.verifier_zero_cost import (
     VOCAB_SIZE,
@@ -177,8 +178,11 @@ async def test_a_short_soak_reports_what_it_did() -> None:
 
 def test_the_last_line_holds_what_is_promised() -> None:
     loads = [Load(1, 900.0, 1.0, 2.0), Load(256, 3500.126, 70.0, 110.0)]
-    found = figures(loads, SessionMemory(50.0, 20.0), Batching(16, 30.0, 10.0), soaked=None)
-    assert found["rounds_per_s"] == 3500.13
+    found = figures(
+        loads, SessionMemory(50.0, 20.0), Batching(16, 30.0, 10.0), SilentRace(10.0, 10.1), soaked=None
+    )
+    assert found["silent_race_time_ratio"] == 1.01
+    assert found["rounds_per_s"] == 3500.126
     assert found["sessions"] == 256
     assert found["kib_per_session"] == 50.0
     assert found["batched_speedup"] == 3.0
@@ -192,3 +196,9 @@ async def test_rounds_of_a_model_are_the_same_batched_and_one_by_one(tmp_path: P
     assert batching.num_sessions == 4
     assert batching.batched_rounds_per_s > 0.0
     assert batching.speedup == batching.batched_rounds_per_s / batching.one_by_one_rounds_per_s
+
+
+async def test_a_race_without_drafts_gives_the_text_of_plain_decoding(tmp_path: Path) -> None:
+    """Another text would raise."""
+    race = await measure_silent_race(str(write_target_folder(tmp_path)), threads=1, num_turns=1)
+    assert race.ratio == race.race_ms_per_token / race.plain_ms_per_token > 0.0
