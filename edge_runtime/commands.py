@@ -71,7 +71,7 @@ class EndedByInterrupt(click.Command):
     default=SpeculationPolicy.ROUNDS.value,
     show_default=True,
     help="Speculate in rounds, race with the cloud (coupled mode), let it decode alone, or change between "
-    "rounds and that as one or the other is faster.",
+    "rounds and the race, or the cloud alone where there is none, as one or the other is faster.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True)
 @click.option(

@@ -40,7 +40,7 @@ class Eagerness(str, Enum):
     LATENCY = "latency"
     """Always: a forward follows the one before."""
     BALANCED = "balanced"
-    """Without drafts only in a forward that others need anyway."""
+    """Without drafts in the room that others leave, and after about a forward's time like anybody."""
     COST = "cost"
     """Once drafts have come, or have not come for long."""
 
@@ -125,7 +125,8 @@ class DraftNode:
 class Draft:
     """The race: more nodes of the tree, best first. A hint: one that comes late or is wrong changes no text.
 
-    Ids count the nodes sent over a stream, from 0; ``nodes[k]`` has id ``first_id + k``.
+    Ids rise in the order sent: ``nodes[k]`` has id ``first_id + k``. They belong to one ``Decode`` over one
+    stream: for another of either no node of before is known, and they may begin at 0 again.
     """
 
     seq: int

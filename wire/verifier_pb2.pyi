@@ -85,7 +85,9 @@ class _EagernessEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Eagerness.V
     EAGERNESS_LATENCY: _Eagerness.ValueType  # 1
     """A forward follows the one before."""
     EAGERNESS_BALANCED: _Eagerness.ValueType  # 2
-    """Without drafts it computes only in a forward that others need anyway."""
+    """The same while drafts have come. Without any it computes in the room that a forward for others leaves, or where
+    nobody else needs the target, and after about a forward's time like anybody.
+    """
     EAGERNESS_COST: _Eagerness.ValueType  # 3
     """It computes once drafts have come, or have not come for long."""
 
@@ -97,7 +99,9 @@ EAGERNESS_UNSPECIFIED: Eagerness.ValueType  # 0
 EAGERNESS_LATENCY: Eagerness.ValueType  # 1
 """A forward follows the one before."""
 EAGERNESS_BALANCED: Eagerness.ValueType  # 2
-"""Without drafts it computes only in a forward that others need anyway."""
+"""The same while drafts have come. Without any it computes in the room that a forward for others leaves, or where
+nobody else needs the target, and after about a forward's time like anybody.
+"""
 EAGERNESS_COST: Eagerness.ValueType  # 3
 """It computes once drafts have come, or have not come for long."""
 Global___Eagerness: _TypeAlias = Eagerness  # noqa: Y015
@@ -154,15 +158,17 @@ class EdgeMessage(_message.Message):
     draft: _builtins.bytes
     """Coupled mode, the race: more nodes of the drafted tree, best first; at most 255, at least one.
       seq:6 zero:1 rooted:1 first_id:32 [root:24] nodes(parent:1..20 token:T)...
-    `seq` is that of the Decode under way. Nodes have ids in the order sent over a stream, from 0 on; those of
-    a message count from `first_id`. What a node follows is told by the first of these codes that says it:
+    `seq` is that of the Decode under way. Nodes have ids, which rise in the order sent; those of a message count
+    from `first_id`. Ids belong to one Decode over one stream: for another of either the server knows no node of
+    before, and they may begin at 0 again. What a node follows is told by the first of these codes that says it:
       0                          the node before it, by id
       10                         what the node before it, in this message, follows
       110                        the committed token at position `root`
       1110 distance_minus_2:5    the node `distance` ids before it, 2..33
       1111 distance_minus_34:16  the same, 34..65569
-    `rooted` says whether any node follows `root`, which is left out otherwise. Nodes are hints: those that
-    follow what the server does not know, or contradict what is committed, are ignored.
+    `rooted` says whether any node follows `root`, which is left out otherwise. Nodes are hints: those of another
+    request, that came before, that follow what the server does not know, contradict what is committed, or are
+    more than it keeps, are ignored.
     """
     padding: _builtins.bytes
     """Bytes without a meaning, which hide the size of the rest."""
