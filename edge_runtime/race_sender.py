@@ -12,7 +12,7 @@ LEAST_SENT_VALUE = 0.004
 
 
 class RaceSender:
-    """Sends each node once over a stream, best first; over a new stream what still stands goes again."""
+    """Sends each node once, best first; for a new stream or request what still stands goes again."""
 
     def __init__(self, session: EdgeSession, tree: RaceTree) -> None:
         self.is_held_up = False
@@ -20,7 +20,9 @@ class RaceSender:
         self._session = session
         self._tree = tree
         self._node_bytes = (token_bits(session.vocab_size) + NODE_LINK_BITS) / 8.0
-        self._stream = self._introduction = -1
+        self._introduction = -1
+        self._race = (-1, -1)
+        """The stream, and the request over it, that ids count in."""
         self._next_id = self._arrived = 0
         self._pacer = UplinkPacer(0.0)
 
@@ -71,11 +73,12 @@ class RaceSender:
     def _note_stream(self, step_ms: float) -> None:
         """Begin anew where the server knows nothing of what was sent."""
         connection = self._session.connection
-        if self._introduction == connection.num_introductions:
+        race = (connection.num_streams, self._session.request_seq)
+        if (self._introduction, self._race) == (connection.num_introductions, race):
             return
         self._introduction = connection.num_introductions
-        if self._stream != connection.num_streams:
-            self._stream = connection.num_streams
+        if self._race != race:
+            self._race = race
             self._next_id = 0
         self._arrived = self._next_id
         self._pacer = UplinkPacer(self._first_window(step_ms))

@@ -181,6 +181,11 @@ class EdgeSession:
         return self.opened is not None and self.opened.eagerness is not None
 
     @property
+    def request_seq(self) -> int:
+        """The number of the last request."""
+        return self._requests.seq
+
+    @property
     def is_racing(self) -> bool:
         """Whether what is outstanding is a race that the server takes part in."""
         return self.may_race and self._requests.races

@@ -79,6 +79,13 @@ class RacingEdge:
         self.decode = replace(self.client.next_decode(count or self.client.remaining), race=True)
         await self.client.send(self.decode)
 
+    async def ask_anew(self) -> None:
+        """Ask for the rest by a race of its own, once the last one has ended."""
+        self.next_id = 0
+        self.client.seq += 1
+        self.decode = replace(self.client.next_decode(self.client.remaining), race=True)
+        await self.client.send(self.decode)
+
     async def resume(self) -> None:
         """Lose the stream, and go on over another one."""
         opened = self.client.opened

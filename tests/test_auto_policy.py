@@ -125,6 +125,16 @@ def test_scripted_switching_does_switch(limits: Limits) -> None:
     assert (metrics.raced_tokens > 0) is (limits is EAGER)
 
 
+def test_every_race_over_a_stream_is_one() -> None:
+    """Each stretch of a race is a request of its own, for which nodes are numbered anew."""
+    request = GenerationRequest((4, 2), (), 200)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("acespec.edge_runtime.auto_policy.ModeSwitch", lambda: Scripted([True]))
+        metrics = run(request, 0.9, AUTO, EAGER, target_ms=40.0).metrics
+    assert metrics.rounds > 3, "rounds lie between them"
+    assert metrics.raced_tokens > 0.5 * metrics.decoded_tokens > 50
+
+
 LONG = GenerationRequest((4, 2), (), 128, seed=3)
 LOSING = [
     (72.0, 8.5, 100.0),

@@ -276,6 +276,26 @@ def test_over_another_stream_nodes_are_numbered_anew() -> None:
     run_virtual(drive())
 
 
+def test_for_another_request_nodes_are_numbered_anew() -> None:
+    async def drive() -> None:
+        races = Races()
+        async with racing(tree_engine(), observer=races) as verifier:
+            edge = RacingEdge(verifier, race_request(tree_engine(), token_limit=60))
+            await edge.begin(count=12)
+            while len(edge.committed) < len(edge.request.committed) + 12:
+                await edge.draft_chain(edge.truth[len(edge.committed) :][:2])
+                await edge.hear()
+            await edge.ask_anew()
+            before = len(races.reports)
+            await edge.draft_chain(edge.truth[len(edge.committed) :][:6])
+            await edge.finish()
+            assert sum(report.received for report in races.reports[before:]) == 6
+            assert sum(report.committed > 1 for report in races.reports[before:]) >= 1
+            await edge.leave()
+
+    run_virtual(drive())
+
+
 def test_who_did_not_say_so_races_in_the_room_that_its_text_has_left() -> None:
     """The engine fails if it is fed more than was set aside."""
 
