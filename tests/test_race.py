@@ -290,7 +290,7 @@ def test_for_another_request_nodes_are_numbered_anew() -> None:
             await edge.draft_chain(edge.truth[len(edge.committed) :][:6])
             await edge.finish()
             assert sum(report.received for report in races.reports[before:]) == 6
-            assert sum(report.committed > 1 for report in races.reports[before:]) >= 1
+            assert max(report.committed for report in races.reports[before:]) > 3
             await edge.leave()
 
     run_virtual(drive())
