@@ -2,7 +2,7 @@
 
 The cloud begins: it needs nothing that is not known, and its first token is there as soon as it can be. While
 it decodes, acceptance is learned beside the stream, and in coupled mode what is drafted goes up: such a race
-(``race_policy``) is never slower than the cloud alone. The cloud is asked for a piece at a time and to go on
+(``race_policy``) costs no more than the cloud alone. The cloud is asked for a piece at a time and to go on
 in time before that ends (``EdgeSession.decode``), so that it never stands idle; to speculate is not to ask
 it. The chain is drafted while the last tokens of the piece are on their way.
 """

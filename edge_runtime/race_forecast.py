@@ -111,8 +111,9 @@ def best_race(
 def race_pays(eagerness: Eagerness | None, cloud_ms: float, race_ms: float) -> bool:
     """Whether to race rather than to let the cloud decode alone, by what a token is expected to take of each.
 
-    A race is never slower than the cloud alone, so it takes that one's place wherever it is granted, unless
-    the server waits for drafts (``Eagerness.COST``): then it must save a share ``LEAST_GAIN``.
+    A race is no slower than the cloud alone (but for what a busy server that is ``BALANCED`` lets it wait
+    while nothing is drafted), so it takes that one's place wherever it is granted, unless the server waits
+    for drafts (``COST``): then it must save a share ``LEAST_GAIN``.
     """
     if eagerness is Eagerness.COST:
         return race_ms < (1.0 - LEAST_GAIN) * cloud_ms
