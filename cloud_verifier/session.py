@@ -165,15 +165,15 @@ class Session:
         """Answer the next request, or the last one again. Raises ``BusyError`` if it cannot be taken now.
 
         A ``Decode`` may come again with a higher count: the answer then goes on where it ended, so that an
-        edge that sends it in time lets the cloud decode on and on, and still says when it is to stop.
+        edge that sends it in time lets the cloud decode on and on, and still says when it is to stop. No
+        commit is sent twice over one stream.
         """
         if self._race is not None:  # before anything is waited for: the first drafts come right behind it
             self._race.begin(request, self.epoch)
         await self._finish_work()
-        told = 0
         if self._last is not None and request.seq == self._last.seq:
             if _extends(request, self._last):
-                self._last, told = request, peer.told
+                self._last = request
             elif request != self._last:
                 raise malformed(f"request {request.seq} was answered before and now differs")
         else:
@@ -184,7 +184,7 @@ class Session:
             assert self._verdict is not None
             await peer.send(self._verdict)
         else:
-            await self._decode(request, arrived, peer, max(self._decoded_from, peer.committed, told))
+            await self._decode(request, arrived, peer)
 
     def take_draft(self, draft: Draft) -> bool:
         """Take drafts up at once, whatever is under way; False if it is not the request they are for."""
@@ -238,13 +238,14 @@ class Session:
             verdict = TokenVerdict(request.seq, decision.accepted, decision.next_token, times)
         self._verdict = self.codec.encode_cloud(verdict)
 
-    async def _decode(self, request: Decode, arrived: float, peer: Peer, position: int) -> None:
-        """Send what is committed from ``position`` on, and go on by one step at a time to the count.
+    async def _decode(self, request: Decode, arrived: float, peer: Peer) -> None:
+        """Send what is committed that the edge has not, and go on by one step at a time to the count.
 
         A step commits one token, in a race one or more. Each is asked for when what came of the one before is
         sent: other sessions get their turn, and nothing is computed for an edge that does not read.
         """
         text = self._text
+        position = max(self._decoded_from, peer.committed, peer.told)
         goal = self._decoded_from + request.count
         race = self._race if request.race else None
         compute_ms = 0.0

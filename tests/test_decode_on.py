@@ -55,6 +55,39 @@ async def test_a_decode_asked_to_go_on_repeats_nothing() -> None:
         assert await client.decode(9) == whole
 
 
+async def test_the_same_decode_again_brings_what_the_stream_has_not_carried() -> None:
+    target = engine()
+    verifier = Verifier(target, InlineRunner())
+    edge, cloud = memory_link()
+    serving = asyncio.ensure_future(serve_stream(verifier, cloud))
+    client = VerifierClient(edge, open_request(target, [1, 2, 3]))
+    await client.begin()
+    request = client.next_decode(5)
+    for _ in range(3):  # the second and third come while the first is answered
+        await client.send(request)
+    first = await commits(client, 5)
+    assert [position for position, _ in first] == list(range(3, 8))
+    assert client.opened is not None
+    await edge.close()
+    await serving
+
+    edge, cloud = memory_link()
+    serving = asyncio.ensure_future(serve_stream(verifier, cloud))
+    client.link = edge
+    await client.send(Resume(client.opened.session_id, 1, committed=3 + 2))
+    for _ in range(2):
+        await client.send(request)
+    again = await client.receive()
+    assert isinstance(again, Commit)
+    assert (again.position, list(again.tokens)) == (5, [token for _, token in first[2:]])
+    client.seq += 1
+    await client.decode(2)  # whose commits come right behind
+    assert target.num_forwards == 7
+    await edge.close()
+    await serving
+    await verifier.drain(0.0)
+
+
 @given(
     counts=st.lists(st.integers(1, 30), min_size=1, max_size=5, unique=True).map(sorted),
     seen=st.lists(st.integers(0, 30), min_size=5, max_size=5),

@@ -475,7 +475,8 @@ Global___Resume: _TypeAlias = Resume  # noqa: Y015
 class Decode(_message.Message):
     """Asks the cloud to decode up to `count` tokens by itself, each streamed in a commit. It stops early at an end
     token and at the token limit. It may be sent again with a higher count and else the same, at any time before the
-    next request: the answer then goes on where it ended, without a pause if that comes in time.
+    next request: the answer then goes on where it ended, without a pause if that comes in time. No commit is sent
+    twice over one stream.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
