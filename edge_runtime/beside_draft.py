@@ -102,13 +102,5 @@ class BesideDraft:
             assert guess.weights is not None
             self._outcomes.observe_chance(guess.weights.weight_of(token) / 2**DRAFT_BITS)
             return
-        accepted = guess.token == token
-        rank = self._rank(guess, token, exclude=None)
-        others = None if accepted else self._rank(guess, token, exclude=guess.token)
-        self._outcomes.observe_beside(guess.confidence, accepted, rank, others)
-
-    def _rank(self, guess: DraftedToken, token: int, exclude: int | None) -> int:
-        """The rank of ``token`` among the candidates in its place, one past the horizon beyond that."""
-        horizon = self._outcomes.horizon
-        ranked = self._drafter.candidates(guess.row, len(self._known), horizon, exclude)
-        return ranked.index(token) + 1 if token in ranked else horizon + 1
+        ranked = self._drafter.candidates(guess.row, len(self._known), self._outcomes.horizon + 1, None)
+        self._outcomes.observe_beside(guess.confidence, ranked, guess.token, token)

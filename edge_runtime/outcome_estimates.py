@@ -38,16 +38,18 @@ class OutcomeEstimates:
             alpha, self.beta.value, self._first_rejected.value, first_accepted=self._first_accepted.value
         )
 
-    def observe_beside(
-        self, confidence: float, accepted: bool, rank: int, rank_of_others: int | None
-    ) -> None:
-        """The cloud decoded a token where one had been drafted, ``accepted`` if it is the same.
+    def observe_beside(self, confidence: float, ranked: Sequence[int], drafted: int, token: int) -> None:
+        """The cloud decoded ``token`` where ``drafted`` had been, with this confidence (coupled mode).
 
-        ``rank`` is that of the token among all candidates there, ``rank_of_others`` among those that are left
-        without the drafted one, None if it is that.
+        ``ranked`` are the candidates there, best first: one more than the horizon, or all there are.
         """
-        self.observe([confidence], int(accepted), rejected=not accepted, rank=rank_of_others)
-        self._first_accepted.observe(int(rank == 1), rejected=rank != 1)
+        accepted = token == drafted
+        others = None
+        if not accepted:
+            others = self._rank(token, [candidate for candidate in ranked if candidate != drafted])
+        self.observe([confidence], int(accepted), rejected=not accepted, rank=others)
+        is_first = token == ranked[0]
+        self._first_accepted.observe(int(is_first), rejected=not is_first)
 
     def observe_chance(self, chance: float) -> None:
         """The cloud decoded a token that, drafted, had been accepted with at least this probability."""
@@ -67,6 +69,11 @@ class OutcomeEstimates:
         first.observe(int(rank == 1), rejected=rank != 1)
         if rejected:
             self.beta.observe(rank)
+
+    def _rank(self, token: int, ranked: Sequence[int]) -> int:
+        """The rank of ``token`` among ``ranked``, one past the horizon beyond that."""
+        within = ranked[: self.horizon]
+        return within.index(token) + 1 if token in within else self.horizon + 1
 
     def allocation(self, num_branches: int, confidences: Sequence[float]) -> list[int]:
         """Branches by depth 0..len(confidences) for a chain whose tokens have these confidences."""

@@ -45,11 +45,8 @@ class LearnedFromText:
     def observe(self, row: CandidateRow, position: int, token: int) -> None:
         """As `NodeValues.observe`: the draft's first candidate is the token it had drafted."""
         self._values.observe(row, position, token)
-        horizon = self._outcomes.horizon
-        ranked = self._drafter.candidates(row, position, horizon + 1, None)
-        rank = ranked.index(token) + 1 if token in ranked[:horizon] else horizon + 1
-        others = None if rank == 1 else rank - 1
-        self._outcomes.observe_beside(row.prob_of(ranked[0]), rank == 1, rank, others)
+        ranked = self._drafter.candidates(row, position, self._outcomes.horizon + 1, None)
+        self._outcomes.observe_beside(row.prob_of(ranked[0]), ranked, ranked[0], token)
 
 
 class RaceDraft:

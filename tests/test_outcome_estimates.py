@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from acespec.edge_runtime.estimators import AcceptanceByConfidence
+from acespec.compute import InlineRunner
+from acespec.edge_runtime.drafter import Drafter, DraftRules
+from acespec.edge_runtime.estimators import AcceptanceByConfidence, AcceptanceRate, StepTimes
+from acespec.edge_runtime.node_values import RankValues
 from acespec.edge_runtime.outcome_estimates import OutcomeEstimates
-from acespec.speculation import Allocation, allocate
+from acespec.edge_runtime.race_draft import LearnedFromText
+from acespec.edge_runtime.step_clock import StepClock
+from acespec.speculation import Allocation, LogitsRow, SamplingParams, allocate
+from acespec.wire import AcceptanceMode
+from fake_draft import TableDraftEngine, hashed_table
 
 
 def test_confidence_bins_learn_apart() -> None:
@@ -50,3 +58,45 @@ def test_a_round_counts_tests_up_to_its_first_rejection() -> None:
     estimates.observe([0.5, 0.5, 0.5], accepted=0, rejected=True, rank=None)
     assert once - estimates.alpha.value < before - once, "one test a round, not three"
     assert estimates.beta.value == pytest.approx(0.8), "an unknown rank teaches nothing"
+
+
+@pytest.mark.parametrize(
+    ("token", "rank"), [(110, 1), (112, 3), (113, None), (115, 5), (174, 64), (7, 65)], ids=str
+)
+def test_beside_the_stream_a_token_is_ranked_without_the_one_that_was_drafted(
+    token: int, rank: int | None
+) -> None:
+    learned, expected = (OutcomeEstimates(Allocation.GEOMETRIC, 0.6, 0.8) for _ in range(2))
+    assert learned.horizon == 64
+    accepted = token == 113
+    learned.observe_beside(0.4, range(110, 175), 113, token)
+    expected.observe([0.4], int(accepted), rejected=not accepted, rank=rank)
+    first = AcceptanceRate(0.6)
+    first.observe(int(token == 110), rejected=token != 110)
+    assert (learned.alpha.value, learned.beta.value) == (expected.alpha.value, expected.beta.value)
+    assert learned.odds().first_rejected == expected.odds().first_rejected
+    assert learned.odds().first_accepted == first.value
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(temperature=0.0), SamplingParams(top_p=0.4)]
+)
+def test_a_race_learns_of_a_token_what_a_draw_and_the_candidates_besides_it_say(
+    params: SamplingParams,
+) -> None:
+    """For a token of every rank, the ones past the horizon included."""
+    vocab_size, before = 90, [1, 2, 3]
+    engine = TableDraftEngine(hashed_table(vocab_size, salt=4), vocab_size)
+    rules = DraftRules(params, 5, AcceptanceMode.COUPLED, frozenset(), 1)
+    drafter = Drafter(engine, rules, InlineRunner(), StepClock(StepTimes(dict.fromkeys(engine.buckets, 1.0))))
+    drafted = drafter.draw(LogitsRow(np.asarray(hashed_table(vocab_size, salt=4)(tuple(before)))), before)
+    raced, expected = (OutcomeEstimates(Allocation.GEOMETRIC, 0.6, 0.8) for _ in range(2))
+    learned = LearnedFromText(RankValues(), drafter, raced)
+    others = drafter.candidates(drafted.row, len(before), raced.horizon, drafted.token)
+    for token in range(vocab_size):
+        rank = others.index(token) + 1 if token in others else raced.horizon + 1
+        accepted = token == drafted.token
+        learned.observe(drafted.row, len(before), token)
+        expected.observe([drafted.confidence], int(accepted), not accepted, None if accepted else rank)
+    assert (raced.alpha.value, raced.beta.value) == (expected.alpha.value, expected.beta.value)
+    assert raced.odds().first_rejected == expected.odds().first_rejected
