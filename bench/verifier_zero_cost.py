@@ -59,10 +59,7 @@ class ZeroCostEngine:
     def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
         return [self._rows[: feed.num_logits] for feed in feeds]
 
-    def rollback(self, sequence: int, length: int) -> None:
-        """Nothing is held."""
-
-    def keep(self, sequence: int, length: int, rows: Sequence[int]) -> None:
+    def keep(self, sequence: int, length: int, rows: Sequence[int] = ()) -> None:
         """Nothing is held."""
 
     def close(self, sequence: int) -> None:

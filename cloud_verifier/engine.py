@@ -63,10 +63,9 @@ class TargetLogits(Protocol):
 class TargetEngine(Protocol):
     """A target model holding the keys and values of many sequences.
 
-    A sequence holds the tokens fed to it so far; ``rollback`` shortens it, and ``keep`` chooses a branch of
-    what was fed as a tree. ``step``, ``rollback`` and ``keep`` are synchronous and made one at a time, from
-    one thread. ``open`` and ``close`` only keep books: they may be
-    called from another thread while a step of other sequences runs.
+    A sequence holds the tokens fed to it so far; ``keep`` cuts it back, and chooses a branch of what was fed
+    as a tree. ``step`` and ``keep`` are synchronous and made one at a time, from one thread. ``open`` and
+    ``close`` only keep books: they may be called from another thread while a step of other sequences runs.
     """
 
     @property
@@ -87,17 +86,15 @@ class TargetEngine(Protocol):
         Returns for each feed logits ``[num_logits, vocab_size]``: a token's row predicts what follows it.
         It depends on its own sequence alone, whatever else is in the step, up to rounding. If ``step``
         raises, every sequence holds what it held before. A sequence that was fed branches is fed again only
-        after ``keep`` or ``rollback`` has made a text of it.
+        after ``keep`` has made a text of it.
         """
 
-    def rollback(self, sequence: int, length: int) -> None:
-        """Keep the first ``length`` tokens of the sequence, 0 <= length <= what it holds."""
+    def keep(self, sequence: int, length: int, rows: Sequence[int] = ()) -> None:
+        """Keep the first ``length`` tokens of the sequence, and behind them those at ``rows``; drop the rest.
 
-    def keep(self, sequence: int, length: int, rows: Sequence[int]) -> None:
-        """Keep the first ``length`` tokens of the sequence, and behind them those at ``rows``.
-
-        ``rows`` are ascending indexes of held tokens, none below ``length``; what is kept must be a text,
-        each token following the one before it. Nothing is computed again. ``rollback`` is this without rows.
+        0 <= ``length`` <= what it holds. ``rows`` are ascending indexes of held tokens, none below
+        ``length``; what is kept must be a text, each token following the one before it. Nothing is computed
+        again.
         """
 
     def close(self, sequence: int) -> None:

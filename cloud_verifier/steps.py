@@ -67,7 +67,7 @@ class Steps:
 
         def decide(logits: TargetLogits) -> Decision:
             decision = self._decide(logits, chain, weights)
-            self._engine.rollback(sequence, length + decision.accepted)
+            self._engine.keep(sequence, length + decision.accepted)
             return decision
 
         timed = await self._batcher.check(sequence, tokens, decide)

@@ -1,9 +1,9 @@
 """One target over several processes: rank 0 leads, and the others repeat every call on their own shard.
 
 Each rank holds a slice of every layer, and the slices talk within a forward, so all ranks must make the same
-steps in the same order. Rank 0 alone is asked. Its ``open``, ``close``, ``rollback`` and ``keep`` are done
-there at once, noted, and told with the next step or sign of life, in the order they were made: none of them
-needs another rank. Room is given by ``open`` and freed by ``close`` alone, so pools of one size that see both
+steps in the same order. Rank 0 alone is asked. Its ``open``, ``close`` and ``keep`` are done there at once,
+noted, and told with the next step or sign of life, in the order they were made: none of them needs another
+rank. Room is given by ``open`` and freed by ``close`` alone, so pools of one size that see both
 in the same order have the same room, and what rank 0's pool refuses is never asked of another.
 """
 
@@ -121,7 +121,7 @@ class Shard:
             return logits
         if error is None:
             for feed in feeds:
-                self._inner.rollback(feed.sequence, self._lengths[feed.sequence])
+                self._inner.keep(feed.sequence, self._lengths[feed.sequence])
             raise StepFailedElsewhereError(f"a step failed on rank {agreement.failed_rank}; its log says why")
         raise error
 
@@ -129,7 +129,7 @@ class Shard:
 class LeaderEngine:
     """Rank 0's target engine: has every other rank repeat what is asked of it. A context manager.
 
-    ``step``, ``rollback`` and ``keep`` belong to one thread, ``open`` and ``close`` to any. While it is
+    ``step`` and ``keep`` belong to one thread, ``open`` and ``close`` to any. While it is
     entered, a thread gives signs of life, so that both sides notice a lost peer when there is nothing to do.
     Leaving it ends the other ranks' ``follow``.
     """
@@ -164,10 +164,7 @@ class LeaderEngine:
             self._shard.close(sequence)
             self._untold.append(Close(sequence))
 
-    def rollback(self, sequence: int, length: int) -> None:
-        self.keep(sequence, length, ())
-
-    def keep(self, sequence: int, length: int, rows: Sequence[int]) -> None:
+    def keep(self, sequence: int, length: int, rows: Sequence[int] = ()) -> None:
         with self._books:
             self._shard.keep(sequence, length, rows)
             self._untold.append(Keep(sequence, length, tuple(rows)))

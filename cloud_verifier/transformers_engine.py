@@ -105,10 +105,7 @@ class TransformersEngine:
     def close(self, sequence: int) -> None:
         self._store.close(sequence)
 
-    def rollback(self, sequence: int, length: int) -> None:
-        self._store.keep(sequence, length, ())
-
-    def keep(self, sequence: int, length: int, rows: Sequence[int]) -> None:
+    def keep(self, sequence: int, length: int, rows: Sequence[int] = ()) -> None:
         self._store.keep(sequence, length, rows)
 
     def step(self, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:

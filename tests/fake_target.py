@@ -32,7 +32,7 @@ class TableTargetEngine:
     """``TargetEngine`` over a table.
 
     Fails where a real engine would go wrong silently: a step of a sequence that is not open, tokens outside
-    the vocabulary, past the context or past what was set aside, a rollback forward, what is kept no text,
+    the vocabulary, past the context or past what was set aside, more kept than is held, what is kept no text,
     branches fed again, two steps at a time, a sequence twice in a step.
     """
 
@@ -86,10 +86,7 @@ class TableTargetEngine:
         finally:
             self._busy.release()
 
-    def rollback(self, sequence: int, length: int) -> None:
-        self.keep(sequence, length, ())
-
-    def keep(self, sequence: int, length: int, rows: Sequence[int]) -> None:
+    def keep(self, sequence: int, length: int, rows: Sequence[int] = ()) -> None:
         fed = self.sequences[sequence]
         assert 0 <= length <= len(fed)
         assert all(length <= row < len(fed) for row in rows)

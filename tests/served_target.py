@@ -87,12 +87,7 @@ class TwoForms:
             engine.close(sequence)
         del self.texts[sequence]
 
-    def rollback(self, sequence: int, length: int) -> None:
-        for engine in self._engines:
-            engine.rollback(sequence, length)
-        del self.texts[sequence][length:]
-
-    def keep(self, sequence: int, length: int, rows: Sequence[int]) -> None:
+    def keep(self, sequence: int, length: int, rows: Sequence[int] = ()) -> None:
         for engine in self._engines:
             engine.keep(sequence, length, rows)
         text = self.texts[sequence]

@@ -103,7 +103,7 @@ def work(engine: TargetEngine) -> tuple[list[NDArray[np.float32]], list[int], st
     """Logits, a greedy text and an error: two sequences side by side, a rollback, a bad step, a tree."""
     first, second = engine.open(48), engine.open(48)
     logits = engine.step([feed(first, PROMPT, 0), feed(second, [3, 1, 4, 1, 5, 9], 6)])
-    engine.rollback(second, 2)
+    engine.keep(second, 2)
     logits += engine.step([feed(second, [2, 6, 5], 3)])
     error = refused(lambda: engine.step([feed(second, [7] * 200, 1)]))
     engine.step([feed(second, [8], 0)])

@@ -227,7 +227,7 @@ async def test_many_sequences_on_a_thread_each_read_their_own_text() -> None:
             chain = [text[-1], *rng.integers(0, VOCAB, rng.integers(0, 5)).tolist()]
 
             def decide(logits: NDArray[np.float32]) -> list[int]:
-                engine.rollback(sequence, len(text))
+                engine.keep(sequence, len(text))
                 return [int(row.argmax()) for row in logits]
 
             text.append((await batcher.check(sequence, np.array(chain), decide)).result[0])

@@ -183,10 +183,10 @@ class OneEngine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data())
-    def rollback(self, data: st.DataObject) -> None:
+    def cut_back(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(sorted(self.texts)))
         length = data.draw(st.integers(0, len(self.texts[sequence])))
-        self.group.leader.rollback(sequence, length)
+        self.group.leader.keep(sequence, length)
         del self.texts[sequence][length:]
 
     @precondition(lambda self: self.texts)

@@ -72,7 +72,7 @@ def test_any_program_gives_what_each_sequence_alone_would(
             handle = handles[place]
             text = both.texts[handle]
             if kind == "roll back":
-                both.rollback(handle, max(0, len(text) - count))
+                both.keep(handle, max(0, len(text) - count))
             elif kind == "reopen":
                 both.close(handle)
                 handles[place] = both.open(MAX_CONTEXT)
@@ -119,8 +119,8 @@ def test_every_family_steps_ragged_batches(name: str) -> None:
     both.step({first: (tokens(20), 0)})
     # In the padded form the long feed stands last, and the others' logits must still find their feeds.
     both.step({first: (tokens(5), 5), second: (tokens(33), 2), third: (tokens(1), 1), fourth: (tokens(3), 2)})
-    both.rollback(first, 22)
-    both.rollback(second, 30)
+    both.keep(first, 22)
+    both.keep(second, 30)
     both.step({first: (tokens(4), 4), third: (tokens(12), 3), second: (tokens(6), 6)})
 
 
@@ -168,7 +168,7 @@ def test_kept_rows_are_rolled_back_before_they_are_moved() -> None:
     both.step({sequence: ([1, 2, 3], 0)})
     both.step({sequence: ([4, 5, 6, 7, 8], 5)}, {sequence: [-1, 0, 0, 2, 3]})
     both.keep(sequence, 4, [5, 6, 7])
-    both.rollback(sequence, 6)
+    both.keep(sequence, 6)
     both.step({sequence: ([9, 9], 2)})
 
 
@@ -188,7 +188,7 @@ def test_a_long_prompt_is_fed_beside_chains_over_many_pages() -> None:
                 short: (random.integers(0, VOCAB, 4).tolist(), 4),
             }
         )
-        both.rollback(short, max(0, len(both.texts[short]) - 2))
+        both.keep(short, max(0, len(both.texts[short]) - 2))
 
 
 def test_a_place_given_back_keeps_nothing_of_its_last_tenant() -> None:

@@ -37,7 +37,7 @@ def test_a_branch_has_the_logits_of_a_chain_and_is_kept() -> None:
     for node in range(0, NODES, 5):
         (rows,) = engine.step([Feed(chain, tokens[path_to(parents, node)], 1)])
         np.testing.assert_allclose(found[node], rows[0], atol=1e-3, rtol=0)
-        engine.rollback(chain, len(text))
+        engine.keep(chain, len(text))
 
     path = path_to(parents, NODES - 1)
     engine.keep(tree, len(text), [len(text) + node for node in path])

@@ -86,10 +86,7 @@ class BookEngine:
         self._free.append(slot)
         self.history.append(f"close slot {slot} with {self.sequences.pop(sequence)}")
 
-    def rollback(self, sequence: int, length: int) -> None:
-        self.keep(sequence, length, ())
-
-    def keep(self, sequence: int, length: int, rows: Sequence[int]) -> None:
+    def keep(self, sequence: int, length: int, rows: Sequence[int] = ()) -> None:
         held = self.sequences[sequence]
         assert 0 <= length <= len(held)
         held[length:] = [held[row] for row in rows]

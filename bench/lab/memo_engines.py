@@ -149,11 +149,7 @@ class MemoTargetEngine:
         """See ``TargetEngine.step``."""
         return [self._feed(feed) for feed in feeds]
 
-    def rollback(self, sequence: int, length: int) -> None:
-        """See ``TargetEngine.rollback``."""
-        self.keep(sequence, length, ())
-
-    def keep(self, sequence: int, length: int, rows: Sequence[int]) -> None:
+    def keep(self, sequence: int, length: int, rows: Sequence[int] = ()) -> None:
         """See ``TargetEngine.keep``."""
         held = self._held[sequence]
         assert 0 <= length <= len(held), (length, len(held))

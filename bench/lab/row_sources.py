@@ -129,7 +129,7 @@ class EngineTargetSource:
         assert self._sequence is not None
         nodes = nodes_of(path)
         shared = num_shared(self._held, nodes)
-        self._engine.rollback(self._sequence, len(path.prompt) - 1 + shared)
+        self._engine.keep(self._sequence, len(path.prompt) - 1 + shared)
         del self._held[shared:]
         for node in nodes[shared:]:
             (rows,) = self._engine.step([Feed(self._sequence, np.array([node.token]), num_logits=1)])

@@ -29,7 +29,7 @@ def target_steps(engine: TargetEngine, context: int) -> Step:
 
     def step(width: int) -> None:
         engine.step([Feed(sequence, np.arange(5, 5 + width), num_logits=width)])
-        engine.rollback(sequence, context)
+        engine.keep(sequence, context)
 
     return step
 
