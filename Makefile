@@ -27,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(READY) ## generate text through the whole system, and compare with cloud-only decoding
+demo: $(READY) ## generate text through the whole system, in rounds and in a race, and compare with cloud-only decoding
 	$(BIN)/acespec demo $(DEMO_ARGS)
 
 test: $(READY) ## run every test, those on the real model included (of the laboratory: make check-lab)

@@ -156,10 +156,10 @@ def demo(
     no_pace: bool,
     prepare_only: bool,
 ) -> None:
-    """Generate text through the whole system on this machine, and compare it with cloud-only decoding.
+    """Generate text through the whole system, in rounds and in a race, and compare with cloud-only decoding.
 
     A verifier and a relay that delays like a wide-area link run as processes of their own. Exit status 1 if
-    the two texts differ. The first run fetches and exports a model, which is then in the cache.
+    a text differs. The first run fetches and exports a model, which is then in the cache.
     """
     from rich.console import Console
 
@@ -190,7 +190,7 @@ def demo(
     )
     console.print()
     console.print(comparison_table(comparison))
-    console.print(time_table(comparison.acespec.result.metrics))
+    console.print(time_table(comparison.rounds.result.metrics))
     console.print(verdict(comparison))
     if not comparison.identical:
         raise SystemExit(1)

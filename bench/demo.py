@@ -1,9 +1,9 @@
-"""The demo: one prompt through the whole system, by AceSpec and by cloud-only decoding with the same seed."""
+"""The demo: one prompt and one seed through the whole system, in rounds, in a race and by the cloud alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from acespec.bench.link import DirectionShape, LinkShape
 from acespec.bench.processes import Service, paced_verifier, run_to_end
@@ -12,7 +12,7 @@ from acespec.bench.relay_process import carried, relay_service
 from acespec.edge_runtime.draft_model import DraftModel, load_draft
 from acespec.edge_runtime.generate import GenerationResult
 from acespec.edge_runtime.remote import generate_remotely
-from acespec.edge_runtime.request import DraftSettings, GenerationRequest
+from acespec.edge_runtime.request import DraftSettings, GenerationRequest, SpeculationPolicy
 from acespec.edge_runtime.text import IncrementalText, encode_prompt
 from acespec.export.options import ExportOptions, parse_precision
 from acespec.models import DEMO_PAIR, bundles_folder, load_tokenizer, model_fingerprint, pair
@@ -25,6 +25,8 @@ PAIR = pair(DEMO_PAIR)
 PROMPT = "Explain to a curious child why the sky is blue during the day and red at sunset."
 PRECISION = "int8"
 WARM_UP_TOKENS = 8
+ROUNDS = DraftSettings.recommended(PAIR)
+RACE = replace(ROUNDS, policy=SpeculationPolicy.RACE)
 DRAFT_THREADS = VERIFIER_THREADS = 1
 """One core for the device, one for the verifier: the demo must do with two."""
 
@@ -53,20 +55,21 @@ class Run:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same request generated both ways."""
+    """The same request generated each way."""
 
     options: DemoOptions
-    acespec: Run
+    rounds: Run
+    race: Run
     cloud_only: Run
 
     @property
     def identical(self) -> bool:
-        """Whether the two texts are the same, token for token."""
-        return self.acespec.result.tokens == self.cloud_only.result.tokens
+        """Whether all texts are the same, token for token."""
+        return all(run.result.tokens == self.cloud_only.result.tokens for run in (self.rounds, self.race))
 
-    @property
-    def speedup(self) -> float:
-        return self.acespec.result.metrics.tokens_per_s / self.cloud_only.result.metrics.tokens_per_s
+    def speedup(self, run: Run) -> float:
+        """Speed of one of the runs, relative to cloud-only decoding."""
+        return run.result.metrics.tokens_per_s / self.cloud_only.result.metrics.tokens_per_s
 
 
 def prepare(say: Callable[[str], None], precision: str = PRECISION) -> Bundle:
@@ -131,13 +134,14 @@ async def ready_bundle() -> Bundle:
 async def compare(
     options: DemoOptions, on_stage: Callable[[str], None], on_text: Callable[[str], None]
 ) -> Comparison:
-    """Start a verifier and a relay, generate both ways, and stop them.
+    """Start a verifier and a relay, generate each way, and stop them.
 
     ``on_stage`` is told what comes next, ``on_text`` every piece of text as it is committed.
     """
     bundle = await ready_bundle()
     draft = load_draft(bundle, DRAFT_THREADS)
     on_stage("starting the verifier and the relay")
+    short = replace(options, max_new_tokens=WARM_UP_TOKENS)
     serve = paced_verifier(PAIR.target, VERIFIER_THREADS, options.pace_forward_ms)
     try:
         async with serve as verifier:
@@ -145,32 +149,34 @@ async def compare(
             relay = relay_service(verifier.address, LinkShape(one_way, one_way))
             async with relay as link:
                 on_stage("warming up")
-                for model in (draft, None):
-                    await _run(link, bundle, model, options, WARM_UP_TOKENS, lambda _: None)
-                on_stage("AceSpec")
-                speculated = await _run(link, bundle, draft, options, options.max_new_tokens, on_text)
+                for settings in (ROUNDS, RACE, None):
+                    await _run(link, bundle, draft, settings, short, lambda _: None)
+                on_stage("AceSpec, in rounds")
+                rounds = await _run(link, bundle, draft, ROUNDS, options, on_text)
+                on_stage("AceSpec, in a race, same seed")
+                race = await _run(link, bundle, draft, RACE, options, on_text)
                 on_stage("cloud-only decoding, same seed")
-                decoded = await _run(link, bundle, None, options, options.max_new_tokens, on_text)
+                cloud_only = await _run(link, bundle, draft, None, options, on_text)
     finally:
         draft.runner.close()
-    return Comparison(options, speculated, decoded)
+    return Comparison(options, rounds, race, cloud_only)
 
 
 async def _run(
     link: Service,
     bundle: Bundle,
-    draft: DraftModel | None,
+    draft: DraftModel,
+    settings: DraftSettings | None,
     options: DemoOptions,
-    max_new_tokens: int,
     on_text: Callable[[str], None],
 ) -> Run:
-    """One generation over a connection of its own through the relay; ``draft`` None: cloud-only."""
+    """One generation over a connection of its own through the relay; ``settings`` None: cloud-only."""
     tokenizer = load_tokenizer(bundle.tokenizer_path)
     text = IncrementalText(tokenizer)
     request = GenerationRequest(
         prompt=encode_prompt(tokenizer, bundle, options.prompt, chat=True),
         end_token_ids=bundle.manifest.end_token_ids,
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=options.max_new_tokens,
         sampling=options.sampling,
         seed=options.seed,
     )
@@ -178,8 +184,8 @@ async def _run(
         link.address,
         bundle,
         request,
-        draft,
-        DraftSettings.recommended(PAIR),
+        None if settings is None else draft,
+        settings or ROUNDS,
         lambda tokens: on_text(text.push(tokens)),
     )
     on_text(text.finish() + "\n")

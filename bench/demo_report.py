@@ -10,7 +10,7 @@ from rich.table import Table
 from acespec.bench.demo import PAIR, Comparison, DemoOptions, Run
 from acespec.edge_runtime.statistics import GenerationMetrics
 
-Figure = Callable[[Run], str]
+Figure = Callable[[Comparison, Run], str]
 
 
 def introduce(console: Console, options: DemoOptions) -> None:
@@ -36,33 +36,37 @@ def introduce(console: Console, options: DemoOptions) -> None:
 
 
 def verdict(comparison: Comparison) -> str:
-    """One line: are the texts the same, and which was faster."""
+    """One line: are the texts the same, and how fast did they come."""
     if not comparison.identical:
         return "[bold red]The texts differ[/]: that is a bug, please report it with this screen."
-    count = len(comparison.acespec.result.tokens)
-    pace = f"{comparison.speedup:.2f} times as fast as cloud-only decoding"
-    line = f"[bold green]The texts are identical[/], all {count} tokens. AceSpec was [bold]{pace}[/]."
-    if comparison.options.pace_forward_ms is None and comparison.speedup < 1.0:
+    rounds, race = comparison.speedup(comparison.rounds), comparison.speedup(comparison.race)
+    count = len(comparison.cloud_only.result.tokens)
+    line = (
+        f"[bold green]The texts are identical[/], all {count} tokens. Rounds were [bold]{rounds:.2f} times[/]"
+        f" as fast as cloud-only decoding, the race [bold]{race:.2f} times[/]."
+    )
+    if comparison.options.pace_forward_ms is None and rounds < 1.0:
         line += (
-            " That is to be expected unpaced: a forward of so small a target takes less time than the round "
-            "trip and the drafting. Speculation pays where the target's step is long."
+            " Rounds are expected to lose unpaced: a forward of so small a target takes less time than the "
+            "round trip and the drafting. Speculation pays where the target's step is long."
         )
     return line
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """The figures of both runs, side by side."""
-    table = Table("", "AceSpec", "cloud only", title="One answer, two ways", title_justify="left")
+    """The figures of all runs, side by side."""
+    runs = {"rounds": comparison.rounds, "race": comparison.race, "cloud only": comparison.cloud_only}
+    table = Table("", *runs, title="One answer, three ways", title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
     for name, figure in FIGURES.items():
-        table.add_row(name, figure(comparison.acespec), figure(comparison.cloud_only))
+        table.add_row(name, *(figure(comparison, run) for run in runs.values()))
     return table
 
 
 def time_table(metrics: GenerationMetrics) -> Table:
-    """Where the edge's time went while AceSpec ran."""
-    table = Table("", "ms", "share", title="Where the edge's time went (AceSpec)", title_justify="left")
+    """Where the edge's time went in rounds."""
+    table = Table("", "ms", "share", title="Where the edge's time went (rounds)", title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
     spent = {
@@ -80,7 +84,7 @@ def time_table(metrics: GenerationMetrics) -> Table:
 
 
 def _metric(format_metrics: Callable[[GenerationMetrics], str | None]) -> Figure:
-    return lambda run: format_metrics(run.result.metrics) or "-"
+    return lambda _, run: format_metrics(run.result.metrics) or "-"
 
 
 def _percent(value: float | None) -> str | None:
@@ -97,6 +101,7 @@ def _decimal(value: float | None) -> str | None:
 
 FIGURES: dict[str, Figure] = {
     "tokens/s": _metric(lambda metrics: f"{metrics.tokens_per_s:.2f}"),
+    "relative to cloud only": lambda comparison, run: f"{comparison.speedup(run):.2f}",
     "time to first token": _metric(lambda metrics: _milliseconds(metrics.time_to_first_token_ms)),
     "drafted tokens accepted": _metric(lambda metrics: _percent(metrics.acceptance)),
     "tokens accepted a round": _metric(lambda metrics: _decimal(metrics.accepted_per_round)),
@@ -104,6 +109,6 @@ FIGURES: dict[str, Figure] = {
     "target forwards per token": _metric(lambda metrics: f"{metrics.target_forwards_per_token:.2f}"),
     "message bytes up per token": _metric(lambda metrics: f"{metrics.bytes_up_per_token:.1f}"),
     "message bytes down per token": _metric(lambda metrics: f"{metrics.bytes_down_per_token:.1f}"),
-    "TCP bytes up per token": lambda run: f"{run.traffic.up / len(run.result.tokens):.1f}",
-    "TCP bytes down per token": lambda run: f"{run.traffic.down / len(run.result.tokens):.1f}",
+    "TCP bytes up per token": lambda _, run: f"{run.traffic.up / len(run.result.tokens):.1f}",
+    "TCP bytes down per token": lambda _, run: f"{run.traffic.down / len(run.result.tokens):.1f}",
 }

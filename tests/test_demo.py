@@ -117,7 +117,7 @@ def test_sigterm_lets_what_was_started_be_stopped() -> None:
     assert stopped == ["services"]
 
 
-def make_run(tokens: list[int], tokens_per_s: float, **changes: float) -> Run:
+def make_run(tokens: list[int], tokens_per_s: float, **changes: float | None) -> Run:
     figures: dict[str, object] = {field.name: 1.0 for field in fields(GenerationMetrics)}
     figures |= {"tokens": len(tokens), "tokens_per_s": tokens_per_s, "total_ms": 1000.0, **changes}
     metrics = GenerationMetrics(**figures)  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def make_run(tokens: list[int], tokens_per_s: float, **changes: float) -> Run:
 
 def make_console() -> tuple[Console, io.StringIO]:
     screen = io.StringIO()
-    return Console(file=screen, width=110, highlight=False), screen
+    return Console(file=screen, width=80, highlight=False), screen
 
 
 def shown(*renderables: object) -> str:
@@ -136,28 +136,46 @@ def shown(*renderables: object) -> str:
     return screen.getvalue()
 
 
+def row(text: str, name: str) -> list[str]:
+    """The cells of the row of that name, which must all be on its line."""
+    rows = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in text.splitlines()]
+    (cells,) = [cells[1:] for cells in rows if cells and cells[0] == name]
+    return cells
+
+
 def test_identical_texts_are_said_to_be_so_with_the_ratio_of_speeds() -> None:
-    comparison = Comparison(DemoOptions(), make_run([1, 2], 9.0), make_run([1, 2], 6.0))
+    comparison = Comparison(DemoOptions(), *(make_run([1, 2], speed) for speed in (9.0, 12.0, 6.0)))
     assert comparison.identical
-    assert shown(verdict(comparison)).startswith(
-        "The texts are identical, all 2 tokens. AceSpec was 1.50 times"
+    assert " ".join(shown(verdict(comparison)).split()) == (
+        "The texts are identical, all 2 tokens. Rounds were 1.50 times as fast as cloud-only decoding, "
+        "the race 2.00 times."
     )
 
 
-def test_texts_that_differ_are_called_a_bug() -> None:
-    comparison = Comparison(DemoOptions(), make_run([1, 2], 9.0), make_run([1, 3], 6.0))
+@pytest.mark.parametrize("odd", ["rounds", "race", "cloud_only"])
+def test_texts_that_differ_are_called_a_bug(odd: str) -> None:
+    runs = {name: make_run([1, 3 if name == odd else 2], 9.0) for name in ("rounds", "race", "cloud_only")}
+    comparison = Comparison(DemoOptions(), **runs)
     assert not comparison.identical
     assert shown(verdict(comparison)).startswith("The texts differ: that is a bug")
 
 
 def test_the_tables_show_the_runs_figures() -> None:
-    mine = make_run([1, 2], 9.25, acceptance=0.625, waiting_ms=250.0)
-    comparison = Comparison(DemoOptions(), mine, make_run([1, 2], 6.5))
-    text = shown(comparison_table(comparison), time_table(mine.result.metrics))
-    assert re.search(r"tokens/s\W+9\.25\W+6\.50", text)
-    assert re.search(r"accepted\W+62%", text)
-    assert re.search(r"TCP bytes up per token\W+150\.0", text)
-    assert re.search(r"waiting for the cloud\W+250\W+25\.0%", text)
+    rounds = make_run(
+        [1, 2], 9.25, acceptance=0.625, hit_rate=0.84, target_forwards_per_token=0.47, waiting_ms=250.0
+    )
+    race = make_run([1, 2], 13.0, acceptance=None, hit_rate=None, target_forwards_per_token=0.5)
+    cloud_only = make_run([1, 2], 6.5, acceptance=None, hit_rate=None)
+    comparison = Comparison(DemoOptions(), rounds, race, cloud_only)
+    text = shown(comparison_table(comparison), time_table(rounds.result.metrics))
+    assert re.search(r"rounds\W+race\W+cloud only", text)
+    assert row(text, "tokens/s") == ["9.25", "13.00", "6.50"]
+    assert row(text, "relative to cloud only") == ["1.42", "2.00", "1.00"]
+    assert row(text, "drafted tokens accepted") == ["62%", "-", "-"]
+    assert row(text, "rounds answered by the tree") == ["84%", "-", "-"]
+    assert row(text, "target forwards per token") == ["0.47", "0.50", "1.00"]
+    assert row(text, "TCP bytes up per token") == ["150.0", "150.0", "150.0"]
+    assert row(text, "waiting for the cloud") == ["250", "25.0%"]
 
 
 @pytest.mark.parametrize(("pace", "expected"), [(146.0, "at least 146 ms"), (None, "as fast as")])
@@ -174,3 +192,5 @@ def test_the_demo_runs_and_its_texts_are_identical() -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "The texts are identical, all 24 tokens." in result.stdout
+    _, race, cloud_only = (float(cell) for cell in row(result.stdout, "target forwards per token"))
+    assert race <= cloud_only == 1.0
