@@ -38,6 +38,8 @@ class RaceSender:
         self._session = session
         self._tree = tree
         self._node_bytes = (token_bits(session.vocab_size) + NODE_LINK_BITS) / 8.0
+        self._taken_bytes = self._node_bytes
+        """Of nodes as they went up so far: how many bits tell what each follows depends on their order."""
         self._stream = self._introduction = -1
         self._next_id = self._arrived = 0
         self._pacer = UplinkPacer(0.0)
@@ -84,7 +86,7 @@ class RaceSender:
             ranked[begun], gains = ranked_below(waiting, tree.root.position + begun, tree.value)
             return gains[:MAX_DRAFT_NODES]
 
-        departure = self._timetable.departure(gains_for, self._node_bytes, now_ms, draft_ms)
+        departure = self._timetable.departure(gains_for, self._taken_bytes, now_ms, draft_ms)
         self.due_ms, self.is_held_up = departure.due_ms, departure.due_ms is not None
         if departure.count:
             await self._send(by_paths(ranked[departure.begun][: departure.count]), now_ms, departure.gain)
@@ -106,7 +108,7 @@ class RaceSender:
         await self._session.send_draft(first_id, position, told)
         nodes_bytes = max(connection.traffic.up - sent_before - HEADER_BYTES, 0.0)
         self._timetable.sent(first_id + len(nodes), MESSAGE_BYTES + nodes_bytes, now_ms, gain)
-        self._node_bytes += NODE_WEIGHT * (nodes_bytes / len(nodes) - self._node_bytes)
+        self._taken_bytes += NODE_WEIGHT * (nodes_bytes / len(nodes) - self._taken_bytes)
 
     @property
     def _is_waited_for(self) -> bool:
