@@ -21,6 +21,8 @@ LEAST_STEP_VALUE = 0.05
 """Summed chances of the nodes of a step below which it is not worth its energy."""
 RECHECK_S = 0.02
 """How long to wait before nodes that the link had no room for are offered again, if nothing happens."""
+LEAST_WAIT_S = 5e-4
+"""Clocks need not be able to wait for less."""
 DEPTH = 4
 """Of a budget that is given without gamma, the part that is gamma's."""
 
@@ -78,6 +80,7 @@ class RaceDraft:
 
     def notice(self, commit: Commit) -> None:
         """``commit`` has come, and is committed."""
+        self._sender.committed(commit, now_ms())
         if commit.drafts is not None:
             self._sender.arrived(commit.drafts, now_ms(), self._controller.cloud_ms)
         self._changed.set()
@@ -98,7 +101,7 @@ class RaceDraft:
     async def _run(self) -> None:
         while not self._ending:
             self._take_in()
-            await self._sender.send(now_ms(), self._controller.cloud_ms)
+            await self._sender.send(now_ms(), self._controller.cloud_ms, self._widest_step_ms)
             if not await self._step():
                 await self._wait()
 
@@ -144,6 +147,10 @@ class RaceDraft:
         return max((bucket for bucket in step_ms if step_ms[bucket] <= window_ms), default=min(step_ms))
 
     @property
+    def _widest_step_ms(self) -> float:
+        return max(self._controller.step_times.current().values())
+
+    @property
     def _most_nodes(self) -> int:
         """Fed nodes that are enough: the server keeps no more."""
         opened = self._session.opened
@@ -164,5 +171,7 @@ class RaceDraft:
         """Leave the engine idle until something has changed."""
         started_ms = now_ms()
         recheck_s = RECHECK_S if self._sender.is_held_up else None
+        if self._sender.due_ms is not None:
+            recheck_s = max((self._sender.due_ms - started_ms) / 1000.0, LEAST_WAIT_S)
         await self._session.outage.wait_beside(self._changed, recheck_s)
         self._session.statistics.waiting_ms += now_ms() - started_ms

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from acespec.edge_runtime.draft_order import by_paths, ranked_below
 from acespec.edge_runtime.race_tree import RaceNode, RaceTree
 from acespec.edge_runtime.session import EdgeSession
-from acespec.edge_runtime.uplink_pacing import NODE_LINK_BITS, UplinkPacer
-from acespec.wire import DRAFTED_MODULUS, MAX_DRAFT_NODES, DraftNode, DraftsHeard, token_bits
+from acespec.edge_runtime.uplink_pacing import MESSAGE_BYTES, NODE_LINK_BITS, UplinkPacer
+from acespec.edge_runtime.uplink_timetable import UplinkTimetable
+from acespec.wire import (
+    DRAFTED_MODULUS,
+    MAX_DRAFT_NODES,
+    Commit,
+    DraftNode,
+    DraftsHeard,
+    Eagerness,
+    token_bits,
+)
 
 LEAST_SENT_VALUE = 0.004
 """Nodes less likely than this to come true are kept back: the server feeds first what came first."""
+HEADER_BYTES = 11.0
+"""Of a message's own bytes those that are no node's."""
+OPENING_BYTES = MESSAGE_BYTES - HEADER_BYTES + 100.0
+"""On the wire besides what the introduction is: its framing, and what the answer has more than a commit."""
+NODE_WEIGHT = 0.1
+"""Of a message in the mean of what a node takes."""
 
 
 class RaceSender:
@@ -17,14 +33,23 @@ class RaceSender:
     def __init__(self, session: EdgeSession, tree: RaceTree) -> None:
         self.is_held_up = False
         """Whether nodes wait for room on the link, or for the server to take us in."""
+        self.due_ms: float | None = None
+        """When a message is to leave that waits for its time; None: none does."""
         self._session = session
         self._tree = tree
         self._node_bytes = (token_bits(session.vocab_size) + NODE_LINK_BITS) / 8.0
+        self._taken_bytes = self._node_bytes
+        """Of nodes as they went up so far: how many bits tell what each follows depends on their order."""
         self._introduction = -1
         self._race = (-1, -1)
         """The stream, and the request over it, that ids count in."""
         self._next_id = self._arrived = 0
         self._pacer = UplinkPacer(0.0)
+        self._timetable = UplinkTimetable(0.0, None)
+
+    def committed(self, commit: Commit, now_ms: float) -> None:
+        """``commit`` came."""
+        self._timetable.committed(now_ms, commit.compute_ms, len(commit.tokens))
 
     def arrived(self, drafts: DraftsHeard, now_ms: float, step_ms: float) -> None:
         """A commit that came at ``now_ms`` told of drafts."""
@@ -32,25 +57,47 @@ class RaceSender:
         if 0 < ahead <= self._next_id - self._arrived:
             self._arrived += ahead
             self._pacer.arrived(self._arrived, now_ms - drafts.age_ms, step_ms)
+            self._timetable.arrived(self._arrived, now_ms - drafts.age_ms)
 
-    async def send(self, now_ms: float, step_ms: float) -> None:
-        """Send what is worth it and finds room."""
+    async def send(self, now_ms: float, step_ms: float, draft_ms: float) -> None:
+        """Send what is worth it and finds room, or on a slow link has its time.
+
+        ``step_ms`` is the target's step and ``draft_ms`` the next one of the draft.
+        """
+        self.due_ms = None
         if not self._session.takes_drafts:
             self.is_held_up = True
             return
         self._note_stream(step_ms)
         waiting = self._waiting()
+        if self._timetable.governs and not self._is_waited_for:
+            await self._send_in_time(waiting, now_ms, draft_ms)
+            return
         values = [self._tree.value(node) for node in waiting]
         count = self._pacer.batch(values, self._node_bytes, now_ms, step_ms)
         self.is_held_up = count < len(waiting)
         for start in range(0, count, MAX_DRAFT_NODES):
             await self._send(waiting[start : min(start + MAX_DRAFT_NODES, count)], now_ms)
 
-    async def _send(self, nodes: list[RaceNode], now_ms: float) -> None:
+    async def _send_in_time(self, waiting: list[RaceNode], now_ms: float, draft_ms: float) -> None:
+        """Send by the timetable."""
+        tree = self._tree
+        ranked: dict[int, list[RaceNode]] = {}
+
+        def gains_for(begun: int) -> list[float]:
+            ranked[begun], gains = ranked_below(waiting, tree.root.position + begun, tree.value)
+            return gains[:MAX_DRAFT_NODES]
+
+        departure = self._timetable.departure(gains_for, self._taken_bytes, now_ms, draft_ms)
+        self.due_ms, self.is_held_up = departure.due_ms, departure.due_ms is not None
+        if departure.count:
+            await self._send(by_paths(ranked[departure.begun][: departure.count]), now_ms, departure.gain)
+
+    async def _send(self, nodes: list[RaceNode], now_ms: float, gain: float = 0.0) -> None:
         first_id = self._next_id
         for node_id, node in enumerate(nodes, start=first_id):
             node.wire_id = node_id
-        root = self._tree.root
+        root, connection = self._tree.root, self._session.connection
         told = tuple(
             DraftNode(node.token, None if node.parent is root or node.parent is None else node.parent.wire_id)
             for node in nodes
@@ -59,7 +106,17 @@ class RaceSender:
         self._next_id += len(nodes)
         self._pacer.sent(self._next_id, len(nodes), self._node_bytes, now_ms)
         self._session.statistics.drafted_nodes += len(nodes)
+        sent_before = connection.traffic.up
         await self._session.send_draft(first_id, position, told)
+        nodes_bytes = max(connection.traffic.up - sent_before - HEADER_BYTES, 0.0)
+        self._timetable.sent(first_id + len(nodes), MESSAGE_BYTES + nodes_bytes, now_ms, gain)
+        self._taken_bytes += NODE_WEIGHT * (nodes_bytes / len(nodes) - self._taken_bytes)
+
+    @property
+    def _is_waited_for(self) -> bool:
+        """Whether a forward begins when drafts come: they are then never too early."""
+        opened = self._session.opened
+        return opened is not None and opened.eagerness is Eagerness.COST
 
     def _waiting(self) -> list[RaceNode]:
         """What may be sent and was not, best first and parents before what follows them."""
@@ -82,6 +139,9 @@ class RaceSender:
             self._next_id = 0
         self._arrived = self._next_id
         self._pacer = UplinkPacer(self._first_window(step_ms))
+        self._timetable = UplinkTimetable(
+            connection.introduction_bytes + OPENING_BYTES, connection.opening_ms
+        )
         for node in self._tree.nodes(LEAST_SENT_VALUE):
             node.wire_id = None
 

@@ -1,0 +1,156 @@
+"""When a message of drafts leaves over a slow link, and how much it takes along.
+
+On such a link a message takes a good part of a target step, and most of what it costs does not depend on its
+nodes: so there is one for each forward of the target, as late as it may leave to be there when the forward
+begins, with all that was drafted until then. Of forwards under way nobody knows yet what they commit, but
+each commits a token or more: a node is worth something only if it stands deeper than that, and those above it
+go along to lead there. Where a message brings less than it costs the link is left alone. Pure: times are
+passed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from acespec.edge_runtime.uplink_pacing import MESSAGE_BYTES
+from acespec.edge_runtime.uplink_timing import ForwardTimes, UplinkDelay
+
+SLOW_SHARE = 0.03
+"""Of a target step that a message without nodes takes on a link that is slow."""
+DOUBTFUL_MS = 60.0
+"""What such a message may take, by the introduction's delay, for the link not to be taken for slow."""
+TOKENS_PER_STEP = 0.7
+"""What nodes must bring for a target step of the link's time, those that bring the least included."""
+COST_BYTES = 1.5 * 52.0
+"""Those of the downlink whose worth a message must bring: its acknowledgement's, which may find no commit to
+travel with, and half as many for what is uncertain about all this."""
+LEAST_SHARE = 0.7
+"""Of what is worth sending that must fit into the message for the next forward; else for that after."""
+SAME_SHARE = 0.2
+"""By which a message's delay may differ from a larger one's where bytes take next to no time."""
+PROBED_EVERY = 128
+"""Commits after which a message goes that is not worth it, while that is in doubt."""
+KEPT = 0.97
+"""Weight of what one commit brought against the next."""
+BELIEVED = 1.0
+"""Tokens' worth that the nodes' estimated chances are believed."""
+
+
+@dataclass(frozen=True)
+class Departure:
+    """What to do now about a message."""
+
+    begun: int = 0
+    """Forwards that will have begun before it is there, and whose commits have not come."""
+    count: int = 0
+    """How many nodes it takes, of those ranked for ``begun``; 0: none goes now."""
+    due_ms: float | None = None
+    """When to ask again, if it is to go then; None: when something has changed."""
+    gain: float = 0.0
+    """Tokens it is expected to bring."""
+
+
+class UplinkTimetable:
+    """Keeps the times of one stream."""
+
+    def __init__(self, opening_bytes: float, opening_ms: float | None) -> None:
+        """``opening_ms``: how long the introduction, of so many bytes on the wire, waited for its answer."""
+        self.delay = UplinkDelay()
+        self.forwards = ForwardTimes()
+        self._opening = (opening_bytes, opening_ms or 0.0)
+        self._doubted_byte_ms = 0.0
+        """What a byte may take as far as the introduction tells; 0.0 once that is not to be feared."""
+        if opening_ms is not None:
+            self.delay.observe(opening_bytes, max(opening_ms, 0.0))
+            byte_ms = opening_ms / opening_bytes
+            self._doubted_byte_ms = byte_ms if MESSAGE_BYTES * byte_ms > DOUBTFUL_MS else 0.0
+        self._under_way: dict[int, tuple[float, float]] = {}
+        """By the id behind its last node: bytes, and when it left."""
+        self._free_ms = self._surely_free_ms = -math.inf
+        self._expected = self._came = BELIEVED
+        self._silent = 0
+
+    @property
+    def governs(self) -> bool:
+        """Whether the link is so slow, or may be, that messages must leave by the timetable."""
+        if self._doubted_byte_ms:
+            return True
+        message_ms = MESSAGE_BYTES * self.delay.least_byte_ms
+        return self.forwards.known and message_ms > SLOW_SHARE * self.forwards.interval_ms
+
+    def committed(self, now_ms: float, compute_ms: float, num_tokens: int) -> None:
+        """A commit of ``num_tokens`` came, whose forward took ``compute_ms``."""
+        self.forwards.committed(now_ms, compute_ms)
+        self._expected = BELIEVED + KEPT * (self._expected - BELIEVED)
+        self._came = BELIEVED + KEPT * (self._came - BELIEVED) + num_tokens - 1
+        self._silent += 1
+
+    def sent(self, end_id: int, num_bytes: float, now_ms: float, gain: float) -> None:
+        """A message of ``num_bytes`` on the wire left, whose last node has the id ``end_id - 1``."""
+        if self._surely_free_ms <= now_ms:  # else its delay would tell of the queue
+            self._under_way[end_id] = (num_bytes, now_ms)
+        self._free_ms = max(self._free_ms, now_ms) + num_bytes * self.delay.byte_ms
+        self._surely_free_ms = max(self._surely_free_ms, now_ms) + num_bytes * self.delay.most_byte_ms
+        self._expected += gain
+        self._silent = 0
+
+    def arrived(self, end_id: int, at_ms: float) -> None:
+        """All nodes below ``end_id`` had come at ``at_ms``, the way back of a commit counted in."""
+        newest = self._under_way.get(end_id)
+        if newest is not None:
+            num_bytes, left_ms = newest
+            self.delay.observe(num_bytes, at_ms - left_ms)
+            self._doubt_less(num_bytes, at_ms - left_ms)
+        self._under_way = {end: sent for end, sent in self._under_way.items() if end > end_id}
+
+    def departure(
+        self, gains_for: Callable[[int], Sequence[float]], node_bytes: float, now_ms: float, step_ms: float
+    ) -> Departure:
+        """Whether a message leaves now.
+
+        ``gains_for(begun)``: what the first 1, 2, … nodes would bring, if they come after so many forwards
+        have begun. ``step_ms``: the next step of the draft, which it may wait for.
+        """
+        if not self.forwards.known:
+            return Departure()
+        delay, forwards = self.delay, self.forwards
+        leaves_ms = max(now_ms, self._free_ms)
+        soonest = forwards.begun_by(leaves_ms + delay.ms(MESSAGE_BYTES + node_bytes))
+        for begun in (soonest, soonest + 1):
+            gains = gains_for(begun)
+            wanted = self._worth(gains, node_bytes)
+            spare_ms = forwards.begins_ms(begun) - leaves_ms - delay.ms(MESSAGE_BYTES)
+            count = min(wanted, int(spare_ms / max(delay.byte_ms * node_bytes, 1e-6)))
+            if count < 1 or (begun == soonest and gains[count - 1] < LEAST_SHARE * gains[wanted - 1]):
+                continue
+            gain = gains[count - 1]
+            if gain * min(self._came / self._expected, 1.0) < self._least_gain:
+                continue
+            slack_ms = spare_ms - delay.byte_ms * node_bytes * count
+            if slack_ms > step_ms:
+                return Departure(begun, due_ms=now_ms + slack_ms - step_ms)
+            return Departure(begun, count, gain=gain)
+        return Departure()
+
+    def _worth(self, gains: Sequence[float], node_bytes: float) -> int:
+        """How many nodes bring most, the time that their bytes take the link for subtracted."""
+        price = TOKENS_PER_STEP * node_bytes * self.delay.byte_ms / self.forwards.interval_ms
+        net = [gain - price * index for index, gain in enumerate(gains)]
+        return net.index(max(net)) + 1 if net else 0
+
+    def _doubt_less(self, num_bytes: float, delay_ms: float) -> None:
+        """Of two messages unlike in size the larger took no longer: it is the way that is long."""
+        opening_bytes, opening_ms = self._opening
+        is_same = abs(delay_ms - opening_ms) < SAME_SHARE * opening_ms
+        if is_same and num_bytes < opening_bytes / 1.5 and not self.forwards.held_up:
+            self._doubted_byte_ms = 0.0
+
+    @property
+    def _least_gain(self) -> float:
+        """Tokens that the link could carry in the time that a message costs it."""
+        if self._doubted_byte_ms and self._silent >= PROBED_EVERY:
+            return 0.0
+        byte_ms = max(self.delay.byte_ms, self._doubted_byte_ms)
+        return COST_BYTES * byte_ms / self.forwards.interval_ms

@@ -1,0 +1,148 @@
+"""Messages leave as late as they may, and only where they bring more than they cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from acespec.edge_runtime.uplink_pacing import MESSAGE_BYTES
+from acespec.edge_runtime.uplink_timetable import PROBED_EVERY, Departure, UplinkTimetable
+
+STEP_MS = 72.0
+DRAFT_MS = 8.5
+NODE_BYTES = 2.6
+TWENTY = [0.05 * count for count in range(1, 21)]
+"""Twenty nodes that bring as much each, a token together."""
+
+
+def timetable(
+    byte_ms: float, trip_ms: float = 66.0, commits: int = 40, heard: bool = True
+) -> UplinkTimetable:
+    """One of a link that is known, whose last commit came at 0."""
+    table = UplinkTimetable(600.0, trip_ms + byte_ms * 600.0)
+    for number in range(commits):
+        at_ms, size = STEP_MS * (number + 1 - commits), 130.0 + 10.0 * (number % 5)
+        if heard and number % 6 == 0:
+            table.sent(number + 1, size, at_ms - 60.0, 0.0)
+            table.arrived(number + 1, at_ms - 60.0 + trip_ms + byte_ms * size)
+        table.committed(at_ms, STEP_MS, 1)
+    return table
+
+
+def ask(table: UplinkTimetable, now_ms: float, gains: list[float] = TWENTY) -> Departure:
+    return table.departure(lambda _: gains, NODE_BYTES, now_ms, DRAFT_MS)
+
+
+def test_a_message_leaves_just_in_time_for_the_next_forward_it_can_reach() -> None:
+    table = timetable(0.16)
+    first = ask(table, 1.0)
+    assert first.count == 0
+    assert first.due_ms is not None
+    assert not ask(table, first.due_ms - 1.0).count
+    departure = ask(table, first.due_ms + 0.01)
+    assert departure == Departure(begun=2, count=20, gain=pytest.approx(1.0))
+    there_ms = first.due_ms + 66.0 + 0.16 * (MESSAGE_BYTES + 20 * NODE_BYTES)
+    begins_ms = 2 * STEP_MS
+    assert begins_ms - DRAFT_MS - table.delay.noise_ms - 1.0 < there_ms < begins_ms - DRAFT_MS + 0.1
+
+
+def test_nodes_are_asked_for_that_stand_behind_the_forwards_under_way() -> None:
+    asked: list[int] = []
+
+    def gains_for(begun: int) -> list[float]:
+        asked.append(begun)
+        return TWENTY if begun == 2 else []
+
+    timetable(0.16).departure(gains_for, NODE_BYTES, 20.0, DRAFT_MS)
+    assert asked == [2], "there after 20 + 66 + 20 ms: two will have begun"
+    asked.clear()
+    timetable(0.16).departure(gains_for, NODE_BYTES, 60.0, DRAFT_MS)
+    assert asked == [3, 4], "too late for that one, and the next ones have no nodes"
+
+
+def test_what_does_not_fit_waits_or_goes_with_fewer() -> None:
+    table = timetable(0.16)
+    last_ms = 2 * STEP_MS - 66.0 - table.delay.noise_ms - 0.16 * MESSAGE_BYTES
+    some = ask(table, last_ms - 0.16 * NODE_BYTES * 16.5)
+    assert (some.begun, some.count) == (2, 16)
+    few = ask(table, last_ms - 0.16 * NODE_BYTES * 5.5)
+    assert few.count == 0
+    assert few.due_ms is not None, "most of its worth would be left behind: with the next"
+
+
+def test_the_next_message_waits_for_the_one_under_way() -> None:
+    table = timetable(0.8)
+    table.sent(100, 250.0, 0.0, 0.5)
+    begun = [table.departure(lambda _: [5.0], NODE_BYTES, now_ms, 1e-6).begun for now_ms in (0.0, 100.0)]
+    there_ms = 200.0 + 66.0 + 0.8 * (MESSAGE_BYTES + NODE_BYTES)
+    assert begun[0] in (0, there_ms // STEP_MS + 1)
+    departures = [table.departure(lambda _: [5.0], NODE_BYTES, float(now), 1e-3) for now in range(72)]
+    assert all(each.begun >= there_ms // STEP_MS + 1 for each in departures)
+
+
+def test_the_price_of_bytes_keeps_poor_nodes_back() -> None:
+    gains = [0.2, 0.4, 0.6] + [0.6 + 1e-4 * count for count in range(1, 30)]
+    due_ms = ask(timetable(0.16), 1.0, gains).due_ms
+    assert due_ms is not None
+    assert ask(timetable(0.16), due_ms + 0.01, gains).count == 3
+
+
+def test_it_is_silent_where_a_message_costs_more_than_it_brings() -> None:
+    """78 bytes take 71 ms by the introduction's 0.91 ms a byte: 0.99 of a step of 72 ms."""
+    for gain, goes in ((0.95, False), (1.05, True)):
+        departure = ask(timetable(0.8), 1.0, [gain])
+        assert (departure.count > 0 or departure.due_ms is not None) is goes
+    assert ask(timetable(0.16), 1.0, [0.2]).due_ms is not None, "it costs less on a faster link"
+
+
+def test_it_learns_from_messages_of_which_nothing_came() -> None:
+    table = timetable(0.16)
+    assert ask(table, 1.0, [0.3]).due_ms is not None
+    for number in range(3):
+        table.sent(100 + number, 150.0, STEP_MS * number, 0.9)
+        table.committed(STEP_MS * (number + 1), STEP_MS, 1)
+    assert ask(table, STEP_MS * 3 + 1.0, [0.3]) == Departure()
+    for number in range(4, 7):
+        table.committed(STEP_MS * number, STEP_MS, 2)
+    assert ask(table, STEP_MS * 6 + 1.0, [0.3]).due_ms is not None, "they did bring something, later"
+
+
+def test_a_fast_link_needs_no_timetable() -> None:
+    assert not timetable(0.0).governs
+    assert not timetable(8.0 / 1000.0).governs, "1 Mbps"
+    assert timetable(0.16).governs
+    assert timetable(0.8).governs
+
+
+@pytest.mark.parametrize(("opening_ms", "governs"), [(50.0, False), (200.0, False), (530.0, True)])
+def test_before_anything_was_heard_the_opening_says_whether_to_be_careful(
+    opening_ms: float, governs: bool
+) -> None:
+    assert UplinkTimetable(600.0, opening_ms).governs is governs
+    assert UplinkTimetable(600.0, 530.0).departure(lambda _: TWENTY, NODE_BYTES, 9.0, 8.5) == Departure()
+
+
+def test_a_long_way_is_not_taken_for_a_slow_link_for_ever() -> None:
+    table = UplinkTimetable(400.0, 300.0)
+    assert table.governs
+    for number in range(5):
+        table.committed(STEP_MS * number, STEP_MS, 1)
+    table.sent(5, 150.0, 300.0, 1.0)
+    table.arrived(5, 300.0 + 299.0)
+    assert not table.governs
+    full = UplinkTimetable(400.0, 300.0)
+    for number in range(20):
+        full.committed(82.0 * number, STEP_MS, 1)
+    full.sent(5, 150.0, 300.0, 1.0)
+    full.arrived(5, 300.0 + 299.0)
+    assert full.governs, "commits queue on the way back: that is where the time went"
+
+
+def test_where_the_link_is_in_doubt_a_message_goes_now_and_then() -> None:
+    poor = [0.3]
+    silent = timetable(0.8, commits=PROBED_EVERY - 1, heard=False)
+    assert ask(silent, 1.0, poor) == Departure()
+    silent.committed(STEP_MS, STEP_MS, 1)
+    due = ask(silent, STEP_MS + 1.0, poor)
+    assert due.count or due.due_ms is not None
+    silent.sent(1, 130.0, STEP_MS + 1.0, 0.3)
+    assert ask(silent, STEP_MS + 2.0, poor) == Departure()
