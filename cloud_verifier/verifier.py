@@ -42,6 +42,8 @@ from acespec.wire import (
 from acespec.wire.errors import SERVER_FAILED, malformed
 
 logger = logging.getLogger(__name__)
+TOLD_FINGERPRINT = 16
+"""Characters of its fingerprint that a session is told: enough to tell targets apart."""
 
 SESSION_ID_BYTES = 16
 GOODBYE_S = 1.0
@@ -268,7 +270,7 @@ class Verifier:
             session_id=session.id,
             epoch=session.epoch,
             model=info.name,
-            fingerprint=info.fingerprint,
+            fingerprint=info.fingerprint[:TOLD_FINGERPRINT],
             max_context=self.max_context,
             max_chain=limits.max_chain,
             idle_timeout_ms=max(1, round(1000.0 * limits.idle_timeout_s)),

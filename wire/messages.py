@@ -165,6 +165,7 @@ class Opened:
     """Of the ``Open`` or ``Resume`` this answers."""
     model: str
     fingerprint: str
+    """What the target's begins with."""
     max_context: int
     """Positions a session may use."""
     max_chain: int

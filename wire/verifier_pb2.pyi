@@ -584,7 +584,7 @@ class Opened(_message.Message):
     model: _builtins.str
     """Name of the served target, at most 256 characters."""
     fingerprint: _builtins.str
-    """Fingerprint of the served target, at most 256 characters."""
+    """What the fingerprint of the served target begins with, at most 256 characters."""
     max_context: _builtins.int
     """Positions a session may use, at least 1."""
     max_chain: _builtins.int
