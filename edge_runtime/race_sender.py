@@ -23,6 +23,8 @@ HEADER_BYTES = 11.0
 """Of a message's own bytes those that are no node's."""
 OPENING_BYTES = MESSAGE_BYTES - HEADER_BYTES + 100.0
 """On the wire besides what the introduction is: its framing, and what the answer has more than a commit."""
+PROBE_NODES = 8
+"""Most nodes of a message that is to tell if the link is slow: it must be smaller than the introduction."""
 NODE_WEIGHT = 0.1
 """Of a message in the mean of what a node takes."""
 
@@ -75,6 +77,8 @@ class RaceSender:
             return
         values = [self._tree.value(node) for node in waiting]
         count = self._pacer.batch(values, self._node_bytes, now_ms, step_ms)
+        if self._timetable.probes:
+            count = min(count, PROBE_NODES)
         self.is_held_up = count < len(waiting)
         for start in range(0, count, MAX_DRAFT_NODES):
             await self._send(waiting[start : min(start + MAX_DRAFT_NODES, count)], now_ms)

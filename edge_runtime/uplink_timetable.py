@@ -71,12 +71,18 @@ class UplinkTimetable:
         self._free_ms = self._surely_free_ms = -math.inf
         self._expected = self._came = BELIEVED
         self._silent = 0
+        self._has_sent = False
+
+    @property
+    def probes(self) -> bool:
+        """Whether one small message goes at once: a way that is merely long looks slow until it is heard."""
+        return self._doubted_byte_ms > 0.0 and not self._has_sent
 
     @property
     def governs(self) -> bool:
         """Whether the link is so slow, or may be, that messages must leave by the timetable."""
         if self._doubted_byte_ms:
-            return True
+            return not self.probes
         message_ms = MESSAGE_BYTES * self.delay.least_byte_ms
         return self.forwards.known and message_ms > SLOW_SHARE * self.forwards.interval_ms
 
@@ -95,6 +101,7 @@ class UplinkTimetable:
         self._surely_free_ms = max(self._surely_free_ms, now_ms) + num_bytes * self.delay.most_byte_ms
         self._expected += gain
         self._silent = 0
+        self._has_sent = True
 
     def arrived(self, end_id: int, at_ms: float) -> None:
         """All nodes below ``end_id`` had come at ``at_ms``, the way back of a commit counted in."""

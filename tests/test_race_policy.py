@@ -123,7 +123,7 @@ def test_a_server_that_forgot_the_session_races_on() -> None:
     killed = [StreamPlan(Fault.KILL, up=False, at=12)]
     result = run(LONG, 0.9, plans=killed, delays=[20.0])
     assert result.tokens == run(LONG, None).tokens
-    assert result.metrics.raced_tokens > 0.2 * len(result.tokens)
+    assert result.metrics.raced_tokens > 0.15 * len(result.tokens), "by the jitter of reconnecting 35 to 59"
 
 
 def test_while_the_link_is_down_the_draft_goes_on() -> None:

@@ -117,16 +117,22 @@ def test_a_fast_link_needs_no_timetable() -> None:
 def test_before_anything_was_heard_the_opening_says_whether_to_be_careful(
     opening_ms: float, governs: bool
 ) -> None:
-    assert UplinkTimetable(600.0, opening_ms).governs is governs
+    table = UplinkTimetable(600.0, opening_ms)
+    assert table.probes is governs, "one message goes at once: a long way looks the same until it is heard"
+    assert not table.governs
+    table.sent(3, 140.0, 600.0, 0.0)
+    assert not table.probes
+    assert table.governs is governs
     assert UplinkTimetable(600.0, 530.0).departure(lambda _: TWENTY, NODE_BYTES, 9.0, 8.5) == Departure()
 
 
 def test_a_long_way_is_not_taken_for_a_slow_link_for_ever() -> None:
     table = UplinkTimetable(400.0, 300.0)
-    assert table.governs
+    assert table.probes
     for number in range(5):
         table.committed(STEP_MS * number, STEP_MS, 1)
     table.sent(5, 150.0, 300.0, 1.0)
+    assert table.governs
     table.arrived(5, 300.0 + 299.0)
     assert not table.governs
     full = UplinkTimetable(400.0, 300.0)
