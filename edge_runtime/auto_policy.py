@@ -131,7 +131,7 @@ class AutoPolicy:
         return race_pays(
             session.opened.eagerness,
             self._controller.cloud_ms,
-            self._controller.race_ms(len(session.committed)),
+            lambda: self._controller.race_ms(len(session.committed)),
         )
 
     def _ahead(self, races: bool) -> int:

@@ -9,7 +9,7 @@ that have come by its beginning, and one more. Pure: the same chances always giv
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -108,13 +108,14 @@ def best_race(
     return min(map(forecast_race, races), key=lambda forecast: forecast.ms_per_token)
 
 
-def race_pays(eagerness: Eagerness | None, cloud_ms: float, race_ms: float) -> bool:
+def race_pays(eagerness: Eagerness | None, cloud_ms: float, race_ms: Callable[[], float]) -> bool:
     """Whether to race rather than to let the cloud decode alone, by what a token is expected to take of each.
 
     A race is no slower than the cloud alone (but for what a busy server that is ``BALANCED`` lets it wait
     while nothing is drafted), so it takes that one's place wherever it is granted, unless the server waits
-    for drafts (``COST``): then it must save a share ``LEAST_GAIN``.
+    for drafts (``COST``): then it must save a share ``LEAST_GAIN``. ``race_ms`` is asked there alone: to
+    tell takes a simulation.
     """
     if eagerness is Eagerness.COST:
-        return race_ms < (1.0 - LEAST_GAIN) * cloud_ms
+        return race_ms() < (1.0 - LEAST_GAIN) * cloud_ms
     return eagerness is not None
