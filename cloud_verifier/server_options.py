@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from acespec.wire import NO_BANDWIDTH_PROBES
+
 OPEN_BYTES_PER_POSITION = 12
 """Room for a prompt four times the context: a session refuses it with a better error than gRPC's."""
 OPEN_BYTES = 65_536
@@ -67,6 +69,7 @@ def channel_options(options: ServerOptions, max_context: int) -> list[tuple[str,
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
+        NO_BANDWIDTH_PROBES,
     ]
 
 

@@ -15,7 +15,7 @@ import grpc.aio
 from acespec.edge_runtime.address import host_of
 from acespec.edge_runtime.channel_security import ChannelSecurity
 from acespec.edge_runtime.grpc_status import connect_error, is_unconnected, stream_error
-from acespec.wire import EdgeTransport, ErrorCode, LinkBytes, SessionError
+from acespec.wire import NO_BANDWIDTH_PROBES, EdgeTransport, ErrorCode, LinkBytes, SessionError
 from acespec.wire import verifier_pb2 as pb
 from acespec.wire.verifier_pb2_grpc import VerifierStub
 
@@ -45,6 +45,7 @@ class LinkSettings:
             ("grpc.keepalive_time_ms", round(1000 * self.keepalive_s)),
             ("grpc.keepalive_timeout_ms", round(1000 * self.keepalive_timeout_s)),
             ("grpc.http2.max_pings_without_data", 0),
+            NO_BANDWIDTH_PROBES,
             # Another channel to the address is another connection: this one may be dead without knowing it.
             ("grpc.use_local_subchannel_pool", 1),
             *self.security.channel_options(),

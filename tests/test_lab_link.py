@@ -24,7 +24,7 @@ from acespec.bench.virtual_clock import run_virtual
 
 RTT_MS = 100.0
 ONE_WAY = 0.050
-FRAMED = 40 + 52
+FRAMED = 14 + 52
 """What a message of one segment has beyond its payload."""
 
 
@@ -72,7 +72,7 @@ async def arrivals(carried: SimulatedLink, *messages: tuple[float, int]) -> list
 def test_a_message_takes_the_delay_and_leaves_at_the_rate() -> None:
     times = run(arrivals(link(bytes_per_second=1000.0), (0.0, 8), (0.0, 108), (3.0, 8)))
     first = (8 + FRAMED) / 1000.0
-    assert times == pytest.approx([first + ONE_WAY, first + 0.2 + ONE_WAY, 3.0 + first + ONE_WAY])
+    assert times == pytest.approx([first + ONE_WAY, first + 0.174 + ONE_WAY, 3.0 + first + ONE_WAY])
 
 
 def test_by_payload_only_the_messages_themselves_take_up_the_rate() -> None:
@@ -81,15 +81,30 @@ def test_by_payload_only_the_messages_themselves_take_up_the_rate() -> None:
     assert run(arrivals(carried, (0.0, 8), (0.0, big))) == pytest.approx(
         [0.008 + ONE_WAY, 0.008 + big / 1000.0 + ONE_WAY]
     )
-    assert carried.up.traffic == DirectionTraffic(2, 8 + big, 8 + FRAMED + big + 40 + 4 * 52)
+    assert carried.up.traffic == DirectionTraffic(2, 8 + big, 8 + FRAMED + big + 14 + 4 * 52)
 
 
+@pytest.mark.parametrize(("answers", "frames"), [(False, 14), (True, 40)])
 @pytest.mark.parametrize("size", [0, 1, SEGMENT_BYTES - 40, SEGMENT_BYTES - 39, 5 * SEGMENT_BYTES])
-def test_segments_carry_the_message_and_its_frames(size: int) -> None:
-    segments = WireOverhead().segments(size)
-    assert sum(segments) == size + 40 + 52 * len(segments)
+def test_segments_carry_the_message_and_its_frames(size: int, answers: bool, frames: int) -> None:
+    segments = WireOverhead().segments(size, answers)
+    assert sum(segments) == size + frames + 52 * len(segments)
     assert all(52 < segment <= SEGMENT_BYTES + 52 for segment in segments)
-    assert len(segments) == -(-(size + 40) // SEGMENT_BYTES)
+    assert len(segments) == -(-(size + frames) // SEGMENT_BYTES)
+
+
+def test_a_message_after_one_that_came_tells_of_flow_control() -> None:
+    async def main() -> SimulatedLink:
+        carried = link()
+        await carried.down.delay(8)
+        for _ in range(2):
+            await carried.up.delay(8)
+        await carried.down.delay(8)
+        return carried
+
+    carried = run(main())
+    assert carried.up.traffic.wire_bytes == 2 * (8 + FRAMED) + 26, "the first of the two, alone"
+    assert carried.down.traffic.wire_bytes == 2 * (8 + FRAMED) + 26 + 52, "and an acknowledgement"
 
 
 def test_jitter_delays_by_up_to_so_much_and_reorders_nothing() -> None:
@@ -153,10 +168,10 @@ def test_an_acknowledgement_travels_with_data_or_after_a_while_alone() -> None:
         return carried, asyncio.get_running_loop().time()
 
     quick, _ = run(main(0.030))
-    assert quick.down.traffic.wire_bytes == 8 + FRAMED
+    assert quick.down.traffic.wire_bytes == 8 + FRAMED + 26
     assert quick.up.traffic.wire_bytes == 8 + FRAMED + 52  # the answer's own
     slow, _ = run(main(0.050))
-    assert slow.down.traffic.wire_bytes == 52 + 8 + FRAMED
+    assert slow.down.traffic.wire_bytes == 52 + 8 + FRAMED + 26
 
 
 def test_long_messages_are_acknowledged_as_they_come() -> None:
@@ -171,12 +186,12 @@ def test_long_messages_are_acknowledged_as_they_come() -> None:
 def test_acknowledgements_take_up_the_rate() -> None:
     async def main() -> float:
         carried = link(bytes_per_second=100.0)
-        await carried.up.delay(8)  # until 1.05 s
-        await asyncio.sleep(0.0401)  # 52 bytes leave from 1.09 to 1.61 s
+        await carried.up.delay(8)  # until 0.79 s
+        await asyncio.sleep(0.0401)  # 52 bytes leave from 0.83 to 1.35 s
         await carried.down.delay(8)
         return asyncio.get_running_loop().time()
 
-    assert run(main()) == pytest.approx(1.05 + 0.04 + 0.52 + 1.0 + 0.05)
+    assert run(main()) == pytest.approx(0.79 + 0.04 + 0.52 + 1.0 + 0.05)
 
 
 @pytest.mark.parametrize("field", ["loss_up", "loss_down"])

@@ -55,9 +55,9 @@ def test_a_baseline_written_against_the_interface(tmp_path: Path) -> None:
     result = run(tmp_path, decode, 4, 2, 6, end_tokens=False, max_new_tokens=5)
     assert result.strategy == "scripted"
     one_way, forward = 25.0, 146.0
-    overhead = (100 + 92) / 12.5e3 + 96 / 12.5e3
+    overhead = (100 + 66) / 12.5e3 + 96 / 12.5e3
     assert result.ttft_ms == pytest.approx(one_way + 2 * forward + one_way + overhead)
-    assert result.total_ms == pytest.approx(result.ttft_ms + 4 * (forward + one_way + 96 / 12.5e3))
+    assert result.total_ms == pytest.approx(result.ttft_ms + 4 * (forward + one_way + 70 / 12.5e3))
     assert (result.messages_up, result.messages_down) == (1, 5)
     assert (result.payload_up, result.payload_down) == (100, 20)
     assert result.target_forwards == 5

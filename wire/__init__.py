@@ -48,7 +48,7 @@ from acespec.wire.messages import (
 )
 from acespec.wire.padding import pad
 from acespec.wire.prefix_check import PrefixCheck
-from acespec.wire.transport import CloudTransport, EdgeTransport, LinkBytes
+from acespec.wire.transport import NO_BANDWIDTH_PROBES, CloudTransport, EdgeTransport, LinkBytes
 
 __all__ = [
     "DRAFTED_MODULUS",
@@ -56,6 +56,7 @@ __all__ = [
     "MAX_DRAFT_NODES",
     "MAX_NODE_DISTANCE",
     "MAX_RACE_NODES",
+    "NO_BANDWIDTH_PROBES",
     "POSITION_LIMIT",
     "PROTOCOL_VERSION",
     "SEQ_MODULUS",

@@ -7,6 +7,10 @@ from typing import Protocol
 
 from acespec.wire import verifier_pb2 as pb
 
+NO_BANDWIDTH_PROBES = ("grpc.http2.bdp_probe", 0)
+"""Setting of gRPC's on both sides. It would size windows for more than the 64 KiB that are plenty for our
+messages, by pings that would take a tenth of a slow link (measured on a race's stream of small messages)."""
+
 
 @dataclass
 class LinkBytes:

@@ -107,6 +107,8 @@ class SimulatedDirection:
         self._unaware: list[asyncio.Future[float]] = []
         """Lost segments nothing was sent behind yet; they are told when what is sent next arrives."""
         self._ack_timer: asyncio.TimerHandle | None = None
+        self._answers = False
+        """Whether something has come from the other side since the last message."""
 
     async def delay(self, num_bytes: int) -> None:
         """Carry one message of ``num_bytes`` bytes of payload: returns when all of it has arrived.
@@ -114,7 +116,8 @@ class SimulatedDirection:
         Whoever hands messages on keeps them in the order sent.
         """
         loop = asyncio.get_running_loop()
-        sizes = self._overhead.segments(num_bytes)
+        sizes = self._overhead.segments(num_bytes, self._answers)
+        self._answers = False
         self.traffic.messages += 1
         self.traffic.payload_bytes += num_bytes
         self._take_acknowledgement_along()
@@ -134,7 +137,8 @@ class SimulatedDirection:
         self.on_arrival(len(sizes))
 
     def owe_acknowledgement(self, num_segments: int) -> None:
-        """So many segments have come from the other side."""
+        """A message of so many segments has come from the other side."""
+        self._answers = True
         for _ in range(num_segments // 2):
             self._send_acknowledgement()
         if num_segments % 2 and self._ack_timer is None:
