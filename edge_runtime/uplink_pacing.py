@@ -18,8 +18,10 @@ from dataclasses import dataclass
 
 MESSAGE_BYTES = 122.0
 """What a message takes besides its nodes: gRPC, TCP/IP (see docs/protocol.md) and its own header."""
-NODE_LINK_BITS = 5
-"""About what a node takes besides its token."""
+TOKEN_SHARE = 0.6
+"""Of a token's bits, what it takes in a message, and"""
+NODE_LINK_BITS = 3
+"""what else a node takes: both about, by what was sent for the demo's pair."""
 LEAST_WINDOW = 1.5 * MESSAGE_BYTES
 HISTORY = 64
 """Messages among which the fastest is looked for."""

@@ -116,17 +116,43 @@ def test_rounds_follow_the_documented_layout(data: st.DataObject) -> None:
 def expected_parents(message: Draft) -> list[list[tuple[int, int]]]:
     """What each node follows, by the table of ``verifier.proto``: the first line that says it."""
     codes = []
-    parents = [node.parent for node in message.nodes]
-    for index, parent in enumerate(parents):
-        distance = 0 if parent is None else message.first_id + index - parent
+    parents = {message.first_id + index: node.parent for index, node in enumerate(message.nodes)}
+    for node_id, parent in parents.items():
+        line: list[int | None] = []
+        if node_id > message.first_id:
+            line = [node_id - 1]
+            while line[-1] in parents:
+                line.append(parents[line[-1]])
+        level = line.index(parent) if parent in line else 99
+        before = -1 if parent is None else message.first_id - 1 - parent
         table = [
-            (distance == 1, [(0, 1)]),
-            (index > 0 and parents[index - 1] == parent, [(1, 1), (0, 1)]),
-            (parent is None, [(1, 1), (1, 1), (0, 1)]),
-            (2 <= distance <= 33, [(0b1110, 4), (distance - 2, 5)]),
-            (34 <= distance <= 65569, [(0b1111, 4), (distance - 34, 16)]),
+            (level == 0, [(1, 1)]),
+            (level == 1, [(0b01, 2)]),
+            (2 <= level <= 5, [(0b001, 3), (level - 2, 2)]),
+            (parent is None, [(0b0001, 4)]),
+            (0 <= before <= 127, [(0b00001, 5), (before, 7)]),
+            (parent is not None, [(0b000001, 6), (node_id - 1 - (parent or 0), 16)]),
         ]
         codes.append(next(code for says, code in table if says))
+    return codes
+
+
+def expected_tokens(message: Draft, width: int) -> list[list[tuple[int, int]]]:
+    """How each node's token is told."""
+    codes: list[list[tuple[int, int]]] = []
+    told: list[int] = []
+    length_bits = next(bits for bits in range(9) if 2**bits >= width)
+    for node in message.nodes:
+        flag = [(int(node.token not in told), 1)] if told else []
+        if node.token in told:
+            place_bits = next(bits for bits in range(9) if 2**bits >= len(told))
+            place = [(told.index(node.token), place_bits)] if place_bits else []
+            codes.append([*flag, *place])
+            continue
+        length = max(len(f"{node.token:b}"), 1)
+        rest = (node.token, 1) if length == 1 else (node.token - 2 ** (length - 1), length - 1)
+        codes.append([*flag, (length - 1, length_bits), rest])
+        told.append(node.token)
     return codes
 
 
@@ -139,11 +165,22 @@ def test_drafts_follow_the_documented_layout(data: st.DataObject) -> None:
     fields = [(message.seq, 6), (0, 1), (int(rooted), 1), (message.first_id, 32)]
     if rooted:
         fields.append((message.root, 24))
-    for code, node in zip(expected_parents(message), message.nodes, strict=True):
-        fields += [*code, (node.token, token_bits(vocab_size))]
+    tokens = expected_tokens(message, token_bits(vocab_size))
+    for parent, token in zip(expected_parents(message), tokens, strict=True):
+        fields += [*parent, *token]
     encoded = Codec(vocab_size, COUPLED).encode_edge(message)
     assert encoded.WhichOneof("kind") == "draft"
     assert payload(encoded) == packed(*fields)
+
+
+def test_a_tree_of_repeated_tokens_takes_half_of_them() -> None:
+    """Sixteen lines of four of the same eight tokens each: 64 of 16 bits would be 128 bytes."""
+    nodes: list[DraftNode] = []
+    for line in range(16):
+        for place in range(4):
+            nodes.append(DraftNode(900 + (3 * line + place) % 8, len(nodes) - 1 if place else None))
+    encoded = Codec(49_152, COUPLED).encode_edge(Draft(1, 0, 40, tuple(nodes)))
+    assert len(payload(encoded)) <= 66
 
 
 def expected_cloud_layout(
@@ -202,10 +239,15 @@ def test_round_sizes(length: int) -> None:
 @pytest.mark.parametrize("length", [1, 16, 45])
 def test_draft_sizes(length: int) -> None:
     codec = Codec(WIDE, COUPLED)
-    chain = Draft(63, 2**31, 0, tuple(DraftNode(WIDE - 1, 2**31 + index - 1) for index in range(length)))
-    assert codec.encode_edge(chain).ByteSize() <= 7 + -(-length * 19 // 8)
-    siblings = Draft(63, 2**31, 2**24 - 1, (DraftNode(WIDE - 1),) * length)
-    assert codec.encode_edge(siblings).ByteSize() <= 10 + -(-(1 + length * 20) // 8)
+    tokens = [WIDE - 1 - index for index in range(length)]  # the dearest there are, none of them twice
+    chain = [DraftNode(token, 2**31 + index - 1) for index, token in enumerate(tokens)]
+    long_prefix = length > 40
+    line = codec.encode_edge(Draft(63, 2**31, 0, tuple(chain)))
+    assert line.ByteSize() <= 7 + -(-(11 + length * 24) // 8) + long_prefix
+    siblings = codec.encode_edge(Draft(63, 2**31, 2**24 - 1, tuple(map(DraftNode, tokens))))
+    assert siblings.ByteSize() <= 10 + -(-(2 + length * 25) // 8) + long_prefix
+    small = Draft(63, 2**31, 2**24 - 1, tuple(DraftNode(300 + index) for index in range(length)))
+    assert codec.encode_edge(small).ByteSize() <= 10 + -(-(2 + length * 16) // 8)
 
 
 def test_verdict_sizes() -> None:

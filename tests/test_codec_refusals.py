@@ -215,7 +215,15 @@ DRAFT = ((1, 6), (0, 1))
 ROOTED = (*DRAFT, (1, 1), (5, 32), (9, 24))
 """Of request 1, from node 5 on, rooted at position 9."""
 UNROOTED = (*DRAFT, (0, 1), (5, 32))
-ROOT = (0b110, 3)
+BEFORE, SIBLING, UP, ROOT, NEAR, FAR = (1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6)
+"""Codes of what a node follows, of a vocabulary of 300."""
+ONE = (0, 4), (1, 1)
+"""Token 1, told as the first."""
+AGAIN = (0, 1)
+"""The only token told, again."""
+NEW = (1, 1)
+OTHERS = BEFORE, NEW, (0, 4), (0, 1), BEFORE, NEW, (1, 4), (1, 1)
+"""Tokens 0 and 3, behind it."""
 
 
 @pytest.mark.parametrize(
@@ -226,19 +234,27 @@ ROOT = (0b110, 3)
         (UNROOTED, "no nodes"),
         (ROOTED, "no nodes"),
         ((*DRAFT, (1, 1), (5, 32)), "ends within a node"),
-        ((*UNROOTED, (0, 1), (300, 9)), "token 300 is outside"),
-        ((*UNROOTED, (0, 1), (1, 9), (1, 6)), "padding"),
-        ((*UNROOTED, (0, 1), (1, 9), (0b1110, 4), (1, 5), (0, 5)), "ends within a node"),
-        ((*UNROOTED, (0, 1), (1, 9), *[(0, 1), (1, 9)] * 255), "more than 255 nodes"),
-        ((*UNROOTED, (0b10, 2), (1, 9)), "first node follows what one before it follows"),
-        ((*UNROOTED, (0b1110, 4), (4, 5), (1, 9)), "node 5 follows one 6 before it"),
-        ((*UNROOTED, (0b1111, 4), (0, 16), (1, 9)), "node 5 follows one 34 before it"),
-        ((*DRAFT, (0, 1), (0, 32), (0, 1), (1, 9)), "node 0 follows one 1 before it"),
-        ((*UNROOTED, (0, 1), (1, 9), (0b1110, 4), (0, 5), (1, 9)), "in more bits than it takes"),
-        ((*ROOTED, ROOT, (1, 9), ROOT, (1, 9)), "in more bits than it takes"),
-        ((*UNROOTED, ROOT, (1, 9)), "root is told where no node follows it, or is missing"),
-        ((*ROOTED, (0, 1), (1, 9)), "root is told where no node follows it, or is missing"),
-        ((*DRAFT, (0, 1), (2**32 - 1, 32), (0, 1), (1, 9), (0, 1), (1, 9)), "first_id must be"),
+        ((*UNROOTED, NEAR, (0, 7), (8, 4), (44, 8)), "token 300 is outside"),
+        ((*UNROOTED, NEAR, (0, 7), (15, 4), (0, 15)), "token 32768 is outside"),
+        ((*UNROOTED, NEAR, (0, 7), *ONE, (0, 8)), "bits of padding"),
+        ((*UNROOTED, NEAR, (0, 7), (15, 4), (1, 1)), "ends within a node"),
+        ((*UNROOTED, NEAR, (0, 7), *ONE, FAR, (1, 1)), "ends within a node"),
+        ((*UNROOTED, (0, 6), (1, 1), *ONE), "no code begins with 6 zeros"),
+        ((*UNROOTED, NEAR, (0, 7), *ONE, *[BEFORE, AGAIN] * 255), "more than 255 nodes"),
+        ((*UNROOTED, BEFORE, *ONE), "follows one 0 levels up a line of 0"),
+        ((*UNROOTED, SIBLING, *ONE), "follows one 1 levels up a line of 0"),
+        ((*UNROOTED, NEAR, (0, 7), *ONE, UP, (0, 2), AGAIN), "follows one 2 levels up a line of 2"),
+        ((*UNROOTED, NEAR, (5, 7), *ONE), "a node follows one 6 before 5"),
+        ((*UNROOTED, FAR, (5, 16), *ONE), "a node follows one 6 before 5"),
+        ((*UNROOTED, FAR, (0, 16), *ONE), "a parent is told in more bits"),
+        ((*UNROOTED, NEAR, (0, 7), *ONE, FAR, (0, 16), AGAIN), "a parent is told in more bits"),
+        ((*UNROOTED, NEAR, (0, 7), *ONE, NEAR, (0, 7), AGAIN), "a parent is told in more bits"),
+        ((*ROOTED, ROOT, *ONE, ROOT, AGAIN), "a parent is told in more bits"),
+        ((*UNROOTED, NEAR, (0, 7), *ONE, BEFORE, NEW, *ONE), "a token is told in more bits"),
+        ((*UNROOTED, NEAR, (0, 7), *ONE, *OTHERS, BEFORE, (0, 1), (3, 2)), "token 3 of 3 told before"),
+        ((*UNROOTED, ROOT, *ONE), "root is told where no node follows it, or is missing"),
+        ((*ROOTED, NEAR, (0, 7), *ONE), "root is told where no node follows it, or is missing"),
+        ((*DRAFT, (0, 1), (2**32 - 1, 32), NEAR, (0, 7), *ONE, BEFORE, AGAIN), "first_id must be"),
     ],
 )
 def test_drafts_refuse(fields: tuple[tuple[int, int], ...], pattern: str) -> None:
@@ -248,7 +264,7 @@ def test_drafts_refuse(fields: tuple[tuple[int, int], ...], pattern: str) -> Non
 
 def test_residual_mode_has_no_drafts() -> None:
     with refusal("draft belongs to coupled mode"):
-        Codec(300, RESIDUAL).decode_edge(pb.EdgeMessage(draft=packed(*UNROOTED, (0, 1), (1, 9))))
+        Codec(300, RESIDUAL).decode_edge(pb.EdgeMessage(draft=packed(*UNROOTED, NEAR, (0, 7), *ONE)))
 
 
 # --- from the cloud -----------------------------------------------------------------------------------------

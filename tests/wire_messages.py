@@ -123,7 +123,8 @@ def drafts(draw: st.DrawFn, vocab_size: int) -> Draft:
         far = st.integers(max(0, node_id - MAX_NODE_DISTANCE), node_id - 1)
         before = [node.parent for node in nodes[-1:]]
         parent = draw(st.sampled_from([None, *before]) | earlier | far if node_id else st.none())
-        nodes.append(DraftNode(draw(st.integers(0, vocab_size - 1)), parent))
+        told = [node.token for node in nodes] or [0]
+        nodes.append(DraftNode(draw(st.integers(0, vocab_size - 1) | st.sampled_from(told)), parent))
     rooted = any(node.parent is None for node in nodes)
     return Draft(draw(seqs), first_id, draw(positions) if rooted else 0, tuple(nodes))
 

@@ -1,6 +1,13 @@
-"""A ``Draft`` as bits and back: nodes of a tree, most of them one bit and a token. See ``verifier.proto``."""
+"""A ``Draft`` as bits and back: a tree, in fewer bits than its tokens take. See ``verifier.proto``.
+
+Branches repeat each other's tokens, and in the vocabularies of byte-pair encoding frequent tokens have small
+ids: so a token that came before in the message is told by its place among those, and any other by its length
+in bits and the rest. Parents are told by how far up the line of the node before they stand.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from acespec.wire.bits import BitReader, BitWriter
 from acespec.wire.errors import malformed
@@ -10,30 +17,35 @@ from acespec.wire.messages import MAX_DRAFT_NODES, MAX_NODE_DISTANCE, Draft, Dra
 ID_BITS = 32
 HEADER_BITS = SEQ_BITS + 2 + ID_BITS
 """seq, a zero bit, whether a root is told, first id."""
-NEAR_BITS = 5
+LEVEL_BITS = 2
+FIRST_LEVEL = 2
+"""Level of the line from which on it is told in ``LEVEL_BITS``."""
+NUM_LEVELS = FIRST_LEVEL + (1 << LEVEL_BITS)
+ROOT_ZEROS, NEAR_ZEROS, FAR_ZEROS = 3, 4, 5
+"""Zeros before the one that these codes begin with; levels have fewer."""
+NEAR_BITS = 7
 FAR_BITS = 16
-FIRST_NEAR = 2
-FIRST_FAR = FIRST_NEAR + (1 << NEAR_BITS)
 WHAT = "draft"
 
-assert MAX_NODE_DISTANCE == FIRST_FAR + (1 << FAR_BITS) - 1
+assert MAX_NODE_DISTANCE == 1 << FAR_BITS
 
 
 def encode_draft(message: Draft, token_width: int) -> bytes:
     """The packed field; a value that does not fit is a bug."""
-    assert 1 <= len(message.nodes) <= MAX_DRAFT_NODES
-    rooted = any(node.parent is None for node in message.nodes)
+    nodes, first_id = message.nodes, message.first_id
+    assert 1 <= len(nodes) <= MAX_DRAFT_NODES
+    rooted = any(node.parent is None for node in nodes)
     assert rooted or message.root == 0
     writer = BitWriter()
     writer.write(message.seq, SEQ_BITS)
     writer.write(int(rooted), 2)
-    writer.write(message.first_id, ID_BITS)
+    writer.write(first_id, ID_BITS)
     if rooted:
         writer.write(message.root, POSITION_BITS)
-    for index, node in enumerate(message.nodes):
-        before = message.nodes[index - 1] if index else None
-        _write_parent(writer, message.first_id + index, node, before)
-        writer.write(node.token, token_width)
+    told: list[int] = []
+    for index, node in enumerate(nodes):
+        _write_parent(writer, node.parent, nodes[:index], first_id)
+        _write_token(writer, node.token, told, token_width)
     return writer.to_bytes()
 
 
@@ -55,63 +67,132 @@ def decode_draft(data: bytes, vocab_size: int) -> Draft:
     return Draft(seq, first_id, root, nodes)
 
 
-def _write_parent(writer: BitWriter, node_id: int, node: DraftNode, before: DraftNode | None) -> None:
-    """The shortest code: the first one of the table that says it."""
-    distance = None if node.parent is None else node_id - node.parent
-    if distance == 1:
-        writer.write(0b0, 1)
-    elif before is not None and node.parent == before.parent:
-        writer.write(0b10, 2)
-    elif distance is None:
-        writer.write(0b110, 3)
-    elif distance < FIRST_FAR:
-        assert distance >= FIRST_NEAR
-        writer.write(0b1110, 4)
-        writer.write(distance - FIRST_NEAR, NEAR_BITS)
-    else:
-        writer.write(0b1111, 4)
-        writer.write(distance - FIRST_FAR, FAR_BITS)
-
-
 def _read_nodes(reader: BitReader, first_id: int, vocab_size: int) -> tuple[DraftNode, ...]:
-    """The rest of the message: a node has more than 8 bits, the padding fewer."""
+    """The rest of the message: every node has a bit that is set, the padding none."""
     width = token_bits(vocab_size)
     nodes: list[DraftNode] = []
-    while reader.remaining >= 8:
+    told: list[int] = []
+    while reader.last(reader.remaining):
         if len(nodes) == MAX_DRAFT_NODES:
             raise malformed(f"{WHAT}: more than {MAX_DRAFT_NODES} nodes")
-        parent = _read_parent(reader, first_id + len(nodes), nodes[-1] if nodes else None)
-        nodes.append(DraftNode(_take(reader, width), parent))
-    if reader.last(reader.remaining):
-        raise malformed(f"{WHAT}: the padding bits are not zero")
+        parent = _read_parent(reader, nodes, first_id)
+        nodes.append(DraftNode(_read_token(reader, told, width), parent))
+    if reader.remaining >= 8:
+        raise malformed(f"{WHAT}: {reader.remaining} bits of padding")
     if not nodes:
         raise malformed(f"{WHAT}: no nodes")
-    check_tokens(WHAT, [node.token for node in nodes], vocab_size)
+    check_tokens(WHAT, told, vocab_size)
     return tuple(nodes)
 
 
-def _read_parent(reader: BitReader, node_id: int, before: DraftNode | None) -> int | None:
-    """What the next node follows, told by the one code that may tell it."""
-    if _take(reader, 1) == 0:
-        return _earlier(node_id, 1)
-    if _take(reader, 1) == 0:
-        if before is None:
-            raise malformed(f"{WHAT}: the first node follows what one before it follows")
-        return before.parent
-    if _take(reader, 1) == 0:
-        parent = None
-    elif _take(reader, 1) == 0:
-        parent = _earlier(node_id, FIRST_NEAR + _take(reader, NEAR_BITS))
+def _line(nodes: Sequence[DraftNode], first_id: int) -> list[int | None]:
+    """The last of ``nodes``, what that follows, and so on, as far as this message tells and levels reach."""
+    line: list[int | None] = []
+    at: int | None = first_id + len(nodes) - 1
+    while nodes and len(line) < NUM_LEVELS:
+        line.append(at)
+        if at is None or at < first_id:
+            break
+        at = nodes[at - first_id].parent
+    return line
+
+
+def _write_parent(writer: BitWriter, parent: int | None, before: Sequence[DraftNode], first_id: int) -> None:
+    """What the node behind those ``before`` follows, by the first code of the table that says it."""
+    line = _line(before, first_id)
+    if parent in line:
+        level = line.index(parent)
+        _write_zeros(writer, min(level, FIRST_LEVEL))
+        if level >= FIRST_LEVEL:
+            writer.write(level - FIRST_LEVEL, LEVEL_BITS)
+    elif parent is None:
+        _write_zeros(writer, ROOT_ZEROS)
+    elif _is_near(parent, first_id):
+        _write_zeros(writer, NEAR_ZEROS)
+        writer.write(first_id - 1 - parent, NEAR_BITS)
     else:
-        parent = _earlier(node_id, FIRST_FAR + _take(reader, FAR_BITS))
-    if before is not None and parent == before.parent:
+        _write_zeros(writer, FAR_ZEROS)
+        writer.write(first_id + len(before) - 1 - parent, FAR_BITS)
+
+
+def _read_parent(reader: BitReader, before: Sequence[DraftNode], first_id: int) -> int | None:
+    """The same back; told by another code it is refused."""
+    line, zeros = _line(before, first_id), _read_zeros(reader)
+    if zeros <= FIRST_LEVEL:
+        level = zeros + (_take(reader, LEVEL_BITS) if zeros == FIRST_LEVEL else 0)
+        if level >= len(line):
+            raise malformed(f"{WHAT}: a node follows one {level} levels up a line of {len(line)}")
+        return line[level]
+    parent = None
+    if zeros == NEAR_ZEROS:
+        parent = _earlier(first_id, 1 + _take(reader, NEAR_BITS))
+    elif zeros == FAR_ZEROS:
+        parent = _earlier(first_id + len(before), 1 + _take(reader, FAR_BITS))
+    is_near = parent is not None and _is_near(parent, first_id)
+    if parent in line or (is_near and zeros != NEAR_ZEROS):
         raise malformed(f"{WHAT}: a parent is told in more bits than it takes")
     return parent
 
 
+def _is_near(parent: int, first_id: int) -> bool:
+    return 1 <= first_id - parent <= 1 << NEAR_BITS
+
+
+def _write_token(writer: BitWriter, token: int, told: list[int], width: int) -> None:
+    """``told``: the tokens that came in the message so far, each once; ``token`` is added to them."""
+    assert token.bit_length() <= width
+    is_new = token not in told
+    if told:
+        writer.write(int(is_new), 1)
+    if is_new:
+        length = max(token.bit_length(), 1)
+        writer.write(length - 1, _length_bits(width))
+        rest = max(length - 1, 1)
+        writer.write(token & (1 << rest) - 1, rest)
+        told.append(token)
+    else:
+        writer.write(told.index(token), _place_bits(told))
+
+
+def _read_token(reader: BitReader, told: list[int], width: int) -> int:
+    """The same back."""
+    if told and not _take(reader, 1):
+        place = _take(reader, _place_bits(told))
+        if place >= len(told):
+            raise malformed(f"{WHAT}: token {place} of {len(told)} told before")
+        return told[place]
+    length = 1 + _take(reader, _length_bits(width))
+    token = _take(reader, 1) if length == 1 else 1 << length - 1 | _take(reader, length - 1)
+    if token in told:
+        raise malformed(f"{WHAT}: a token is told in more bits than it takes")
+    told.append(token)
+    return token
+
+
+def _length_bits(width: int) -> int:
+    """Bits that tell the length of a token of at most ``width``, less 1."""
+    return (width - 1).bit_length()
+
+
+def _place_bits(told: Sequence[int]) -> int:
+    return (len(told) - 1).bit_length()
+
+
+def _write_zeros(writer: BitWriter, count: int) -> None:
+    """``count`` zeros and a one."""
+    writer.write(1, count + 1)
+
+
+def _read_zeros(reader: BitReader) -> int:
+    for zeros in range(FAR_ZEROS + 1):
+        if _take(reader, 1):
+            return zeros
+    raise malformed(f"{WHAT}: no code begins with {FAR_ZEROS + 1} zeros")
+
+
 def _earlier(node_id: int, distance: int) -> int:
     if distance > node_id:
-        raise malformed(f"{WHAT}: node {node_id} follows one {distance} before it")
+        raise malformed(f"{WHAT}: a node follows one {distance} before {node_id}")
     return node_id - distance
 
 

@@ -18,7 +18,7 @@ SEQ_MODULUS = 64
 """Sequence numbers wrap here; at most one request of a session is outstanding, so six bits name it."""
 MAX_DRAFT_NODES = 255
 """Most nodes of one ``Draft``."""
-MAX_NODE_DISTANCE = 65_569
+MAX_NODE_DISTANCE = 65_536
 """How far back, in ids, the node may lie that a drafted node follows."""
 
 DRAFTED_MODULUS = 65_536
