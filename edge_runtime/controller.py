@@ -146,8 +146,13 @@ class Controller:
         if since_last_ms is not None:
             self._decode_intervals.observe(since_last_ms / num_tokens)
 
-    def observe_race(self, since_last_ms: float | None, num_tokens: int, compute_ms: float) -> None:
-        """A forward's ``num_tokens`` arrived ``since_last_ms`` after those of the one before."""
-        self.observe_commit(since_last_ms, 1, compute_ms)
+    def observe_race(
+        self, since_last_ms: float | None, num_tokens: int, compute_ms: float, *, waits: bool = False
+    ) -> None:
+        """A forward's ``num_tokens`` arrived ``since_last_ms`` after those of the one before.
+
+        ``waits``: the server computes once drafts have come, so that this says nothing of its own decoding.
+        """
+        self.observe_commit(None if waits else since_last_ms, 1, compute_ms)
         if since_last_ms is not None:
             self._race_intervals.observe(since_last_ms, num_tokens)

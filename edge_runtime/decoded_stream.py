@@ -35,9 +35,13 @@ class DecodedStream:
         # After an outage, what is sent again comes in one piece: its time says nothing.
         if statistics.disturbances == disturbances:
             self.since_ms = None if self._last_ms is None else arrived_ms - self._last_ms
-            observe = controller.observe_race if session.is_racing else controller.observe_commit
-            observe(self.since_ms, len(commit.tokens), commit.compute_ms)
-            statistics.raced += len(commit.tokens) - 1 if session.is_racing else 0
+            num_tokens = len(commit.tokens)
+            if session.is_racing:
+                waits = session.waits_for_drafts
+                controller.observe_race(self.since_ms, num_tokens, commit.compute_ms, waits=waits)
+                statistics.raced += num_tokens - 1
+            else:
+                controller.observe_commit(self.since_ms, num_tokens, commit.compute_ms)
         if session.connection.opening_ms is not None:
             controller.observe_opening(session.connection.opening_ms)
         self._last_ms = arrived_ms

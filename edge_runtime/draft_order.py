@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from acespec.edge_runtime.race_tree import RaceNode
 
 
-def ranked_below(
-    waiting: Sequence[RaceNode], position: int, value: Callable[[RaceNode], float]
+def ranked_for(
+    forward: int,
+    waiting: Sequence[RaceNode],
+    committed_by: Mapping[int, int],
+    value: Callable[[RaceNode], float],
 ) -> tuple[list[RaceNode], list[float]]:
-    """The nodes behind ``position`` and those that lead to them, and what the first 1, 2, … are worth.
+    """The nodes that can help ``forward`` and those that lead to them, and what the first 1, 2, … are worth.
 
-    ``waiting`` are those not sent yet, best first. What leads to a node comes before it and is worth nothing:
-    it will be known before it is there.
+    ``waiting`` are those not sent yet, best first; ``committed_by`` as `committing_forwards` tells. What an
+    earlier forward commits is worth nothing by itself: it goes along where it leads to something.
     """
     order: list[RaceNode] = []
     worths: list[float] = []
     open_nodes = {id(node) for node in waiting}
     total = 0.0
     for node in waiting:
-        if node.position <= position:
+        if committed_by[id(node)] < forward:
             continue
         path: list[RaceNode] = []
         at: RaceNode | None = node
@@ -33,6 +36,24 @@ def ranked_below(
         total += value(node)
         worths.append(total)
     return order, worths
+
+
+def committing_forwards(
+    root: RaceNode, nodes: Iterable[RaceNode], begins_ms: Callable[[int], float]
+) -> dict[int, int]:
+    """By which forward each of ``nodes`` (by ``id``) will be committed, if it comes true.
+
+    ``nodes`` are the tree's below ``root``, parents first, and ``begins_ms(k)`` is when forward k begins, of
+    those whose commits have not come. A forward takes along what has been sent and is there by then, and
+    commits the token behind as its own.
+    """
+    found = {id(root): (-1, False)}
+    for node in nodes:
+        forward, is_drafted = found[id(node.parent)]
+        if not is_drafted:  # what it follows is a forward's own token, or known
+            forward += 1
+        found[id(node)] = forward, node.arrives_ms <= begins_ms(forward)
+    return {key: forward for key, (forward, _) in found.items()}
 
 
 def by_paths(nodes: Sequence[RaceNode]) -> list[RaceNode]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from acespec.edge_runtime.draft_order import by_paths, ranked_below
+import math
+
+from acespec.edge_runtime.draft_order import by_paths, committing_forwards, ranked_for
 from acespec.edge_runtime.race_tree import RaceNode, RaceTree
 from acespec.edge_runtime.session import EdgeSession
-from acespec.edge_runtime.uplink_pacing import MESSAGE_BYTES, NODE_LINK_BITS, UplinkPacer
+from acespec.edge_runtime.uplink_pacing import MESSAGE_BYTES, NODE_LINK_BITS, TOKEN_SHARE, UplinkPacer
 from acespec.edge_runtime.uplink_timetable import UplinkTimetable
 from acespec.wire import (
     DRAFTED_MODULUS,
@@ -13,11 +15,10 @@ from acespec.wire import (
     Commit,
     DraftNode,
     DraftsHeard,
-    Eagerness,
     token_bits,
 )
 
-LEAST_SENT_VALUE = 0.004
+LEAST_SENT_VALUE = 0.003
 """Nodes less likely than this to come true are kept back: the server feeds first what came first."""
 HEADER_BYTES = 11.0
 """Of a message's own bytes those that are no node's."""
@@ -39,7 +40,7 @@ class RaceSender:
         """When a message is to leave that waits for its time; None: none does."""
         self._session = session
         self._tree = tree
-        self._node_bytes = (token_bits(session.vocab_size) + NODE_LINK_BITS) / 8.0
+        self._node_bytes = (TOKEN_SHARE * token_bits(session.vocab_size) + NODE_LINK_BITS) / 8.0
         self._taken_bytes = self._node_bytes
         """Of nodes as they went up so far: how many bits tell what each follows depends on their order."""
         self._introduction = -1
@@ -71,9 +72,10 @@ class RaceSender:
             self.is_held_up = True
             return
         self._note_stream(step_ms)
-        waiting = self._waiting()
-        if self._timetable.governs and not self._is_waited_for:
-            await self._send_in_time(waiting, now_ms, draft_ms)
+        likely = self._tree.nodes(LEAST_SENT_VALUE)
+        waiting = self._waiting(likely)
+        if self._timetable.governs and not self._session.waits_for_drafts:
+            await self._send_in_time(likely, waiting, now_ms, draft_ms)
             return
         values = [self._tree.value(node) for node in waiting]
         count = self._pacer.batch(values, self._node_bytes, now_ms, step_ms)
@@ -83,19 +85,22 @@ class RaceSender:
         for start in range(0, count, MAX_DRAFT_NODES):
             await self._send(waiting[start : min(start + MAX_DRAFT_NODES, count)], now_ms)
 
-    async def _send_in_time(self, waiting: list[RaceNode], now_ms: float, draft_ms: float) -> None:
+    async def _send_in_time(
+        self, likely: list[RaceNode], waiting: list[RaceNode], now_ms: float, draft_ms: float
+    ) -> None:
         """Send by the timetable."""
-        tree = self._tree
-        ranked: dict[int, list[RaceNode]] = {}
-
-        def gains_for(begun: int) -> list[float]:
-            ranked[begun], gains = ranked_below(waiting, tree.root.position + begun, tree.value)
-            return gains[:MAX_DRAFT_NODES]
-
-        departure = self._timetable.departure(gains_for, self._taken_bytes, now_ms, draft_ms)
+        timetable, tree = self._timetable, self._tree
+        self.is_held_up = False
+        if not timetable.forwards.known:
+            return
+        forward = timetable.next_forward(self._taken_bytes, now_ms)
+        committed_by = committing_forwards(tree.root, likely, timetable.forwards.begins_ms)
+        ranked, gains = ranked_for(forward, waiting, committed_by, tree.value)
+        gains = gains[:MAX_DRAFT_NODES]
+        departure = timetable.departure(forward, gains, self._taken_bytes, now_ms, draft_ms)
         self.due_ms, self.is_held_up = departure.due_ms, departure.due_ms is not None
         if departure.count:
-            await self._send(by_paths(ranked[departure.begun][: departure.count]), now_ms, departure.gain)
+            await self._send(by_paths(ranked[: departure.count]), now_ms, departure.gain)
 
     async def _send(self, nodes: list[RaceNode], now_ms: float, gain: float = 0.0) -> None:
         first_id = self._next_id
@@ -113,20 +118,15 @@ class RaceSender:
         sent_before = connection.traffic.up
         await self._session.send_draft(first_id, position, told)
         nodes_bytes = max(connection.traffic.up - sent_before - HEADER_BYTES, 0.0)
-        self._timetable.sent(first_id + len(nodes), MESSAGE_BYTES + nodes_bytes, now_ms, gain)
+        arrives_ms = self._timetable.sent(first_id + len(nodes), MESSAGE_BYTES + nodes_bytes, now_ms, gain)
+        for node in nodes:
+            node.arrives_ms = arrives_ms
         self._taken_bytes += NODE_WEIGHT * (nodes_bytes / len(nodes) - self._taken_bytes)
 
-    @property
-    def _is_waited_for(self) -> bool:
-        """Whether a forward begins when drafts come: they are then never too early."""
-        opened = self._session.opened
-        return opened is not None and opened.eagerness is Eagerness.COST
-
-    def _waiting(self) -> list[RaceNode]:
-        """What may be sent and was not, best first and parents before what follows them."""
+    def _waiting(self, likely: list[RaceNode]) -> list[RaceNode]:
+        """What of ``likely`` may be sent and was not, best first and parents before what follows them."""
         opened = self._session.opened
         assert opened is not None
-        likely = self._tree.nodes(LEAST_SENT_VALUE)
         waiting = [node for node in likely if node.wire_id is None]
         num_sent = len(likely) - len(waiting)  # all of them: a node's chance never falls
         return waiting[: max(opened.max_race_nodes - num_sent, 0)]
@@ -148,6 +148,7 @@ class RaceSender:
         )
         for node in self._tree.nodes(LEAST_SENT_VALUE):
             node.wire_id = None
+            node.arrives_ms = math.inf
 
     def _first_window(self, step_ms: float) -> float:
         """What the link carries in a step at least: so much went up while the introduction was answered.

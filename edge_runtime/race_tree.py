@@ -38,6 +38,8 @@ class RaceNode:
     """Logarithm of the chance that the target gets to it from where the tree began."""
     wire_id: int | None = None
     """Its id on the stream under way; None: not sent over it."""
+    arrives_ms: float = math.inf
+    """When it is expected to be there for a forward, by the sender's clock; infinite if it was not sent."""
     offset: int | None = None
     """Place of its row behind the committed ones; None: it has none there."""
     row: CandidateRow | None = None

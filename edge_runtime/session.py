@@ -23,6 +23,7 @@ from acespec.wire import (
     Decode,
     Draft,
     DraftNode,
+    Eagerness,
     EdgeMessage,
     MoreDraws,
     MoreTarget,
@@ -189,6 +190,11 @@ class EdgeSession:
     def is_racing(self) -> bool:
         """Whether what is outstanding is a race that the server takes part in."""
         return self.may_race and self._requests.races
+
+    @property
+    def waits_for_drafts(self) -> bool:
+        """Whether the server computes for a race once drafts have come, so that none can be too early."""
+        return self.opened is not None and self.opened.eagerness is Eagerness.COST
 
     @property
     def takes_drafts(self) -> bool:

@@ -2,16 +2,15 @@
 
 On such a link a message takes a good part of a target step, and most of what it costs does not depend on its
 nodes: so there is one for each forward of the target, as late as it may leave to be there when the forward
-begins, with all that was drafted until then. Of forwards under way nobody knows yet what they commit, but
-each commits a token or more: a node is worth something only if it stands deeper than that, and those above it
-go along to lead there. Where a message brings less than it costs the link is left alone. Pure: times are
-passed in.
+begins, with all that was drafted until then. Of forwards under way nobody knows yet what they commit, but on
+each way the text may go it is known what they will have of it (`draft_order`). Where a message brings less
+than it costs the link is left alone. Pure: times are passed in.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from acespec.edge_runtime.uplink_pacing import MESSAGE_BYTES
@@ -23,11 +22,11 @@ DOUBTFUL_MS = 60.0
 """What such a message may take, by the introduction's delay, for the link not to be taken for slow."""
 TOKENS_PER_STEP = 0.7
 """What nodes must bring for a target step of the link's time, those that bring the least included."""
-COST_BYTES = 1.5 * 52.0
-"""Those of the downlink whose worth a message must bring: its acknowledgement's, which may find no commit to
-travel with, and half as many for what is uncertain about all this."""
-LEAST_SHARE = 0.7
-"""Of what is worth sending that must fit into the message for the next forward; else for that after."""
+COST_BYTES = 26.0
+"""Those of the downlink whose worth a message must bring: what gRPC then adds to the next commit, for flow
+control. The acknowledgement mostly travels with a commit."""
+LEAST_NODES = 16
+"""Nodes of a message that a forward is to be reached with."""
 SAME_SHARE = 0.2
 """By which a message's delay may differ from a larger one's where bytes take next to no time."""
 PROBED_EVERY = 128
@@ -42,10 +41,8 @@ BELIEVED = 1.0
 class Departure:
     """What to do now about a message."""
 
-    begun: int = 0
-    """Forwards that will have begun before it is there, and whose commits have not come."""
     count: int = 0
-    """How many nodes it takes, of those ranked for ``begun``; 0: none goes now."""
+    """How many nodes it takes; 0: none goes now."""
     due_ms: float | None = None
     """When to ask again, if it is to go then; None: when something has changed."""
     gain: float = 0.0
@@ -93,8 +90,11 @@ class UplinkTimetable:
         self._came = BELIEVED + KEPT * (self._came - BELIEVED) + num_tokens - 1
         self._silent += 1
 
-    def sent(self, end_id: int, num_bytes: float, now_ms: float, gain: float) -> None:
-        """A message of ``num_bytes`` on the wire left, whose last node has the id ``end_id - 1``."""
+    def sent(self, end_id: int, num_bytes: float, now_ms: float, gain: float) -> float:
+        """A message of ``num_bytes`` on the wire left, whose last node has the id ``end_id - 1``.
+
+        Returns when it is expected to be there.
+        """
         if self._surely_free_ms <= now_ms:  # else its delay would tell of the queue
             self._under_way[end_id] = (num_bytes, now_ms)
         self._free_ms = max(self._free_ms, now_ms) + num_bytes * self.delay.byte_ms
@@ -102,6 +102,7 @@ class UplinkTimetable:
         self._expected += gain
         self._silent = 0
         self._has_sent = True
+        return self._free_ms + self.delay.base_ms
 
     def arrived(self, end_id: int, at_ms: float) -> None:
         """All nodes below ``end_id`` had come at ``at_ms``, the way back of a commit counted in."""
@@ -112,34 +113,33 @@ class UplinkTimetable:
             self._doubt_less(num_bytes, at_ms - left_ms)
         self._under_way = {end: sent for end, sent in self._under_way.items() if end > end_id}
 
-    def departure(
-        self, gains_for: Callable[[int], Sequence[float]], node_bytes: float, now_ms: float, step_ms: float
-    ) -> Departure:
-        """Whether a message leaves now.
+    def next_forward(self, node_bytes: float, now_ms: float) -> int:
+        """Which forward the next message is for, of those whose commits have not come: the first is 0.
 
-        ``gains_for(begun)``: what the first 1, 2, … nodes would bring, if they come after so many forwards
-        have begun. ``step_ms``: the next step of the draft, which it may wait for.
+        The first one that a small message reaches which leaves as a commit comes: what is for a later one can
+        wait for the next commit, and be chosen by what that says. ``forwards`` must be known.
         """
-        if not self.forwards.known:
-            return Departure()
-        delay, forwards = self.delay, self.forwards
+        delay_ms = self.delay.ms(MESSAGE_BYTES + LEAST_NODES * node_bytes)
+        return self.forwards.reached_from_commit(delay_ms, now_ms)
+
+    def departure(
+        self, forward: int, gains: Sequence[float], node_bytes: float, now_ms: float, step_ms: float
+    ) -> Departure:
+        """Whether a message for ``forward`` leaves now.
+
+        ``gains``: what its first 1, 2, … nodes would bring, and ``node_bytes`` what each takes. ``step_ms``:
+        the next step of the draft, which it may wait for. ``forwards`` must be known.
+        """
         leaves_ms = max(now_ms, self._free_ms)
-        soonest = forwards.begun_by(leaves_ms + delay.ms(MESSAGE_BYTES + node_bytes))
-        for begun in (soonest, soonest + 1):
-            gains = gains_for(begun)
-            wanted = self._worth(gains, node_bytes)
-            spare_ms = forwards.begins_ms(begun) - leaves_ms - delay.ms(MESSAGE_BYTES)
-            count = min(wanted, int(spare_ms / max(delay.byte_ms * node_bytes, 1e-6)))
-            if count < 1 or (begun == soonest and gains[count - 1] < LEAST_SHARE * gains[wanted - 1]):
-                continue
-            gain = gains[count - 1]
-            if gain * min(self._came / self._expected, 1.0) < self._least_gain:
-                continue
-            slack_ms = spare_ms - delay.byte_ms * node_bytes * count
-            if slack_ms > step_ms:
-                return Departure(begun, due_ms=now_ms + slack_ms - step_ms)
-            return Departure(begun, count, gain=gain)
-        return Departure()
+        node_ms = max(self.delay.byte_ms * node_bytes, 1e-6)
+        spare_ms = self.forwards.begins_ms(forward) - leaves_ms - self.delay.ms(MESSAGE_BYTES)
+        count = min(self._worth(gains, node_bytes), int(spare_ms / node_ms))
+        if count < 1 or gains[count - 1] * min(self._came / self._expected, 1.0) < self._least_gain:
+            return Departure()
+        slack_ms = spare_ms - node_ms * count
+        if slack_ms > step_ms:
+            return Departure(due_ms=now_ms + slack_ms - step_ms)
+        return Departure(count, gain=gains[count - 1])
 
     def _worth(self, gains: Sequence[float], node_bytes: float) -> int:
         """How many nodes bring most, the time that their bytes take the link for subtracted."""

@@ -23,6 +23,8 @@ SPREAD_BYTES = 30.0
 """How much messages must differ in size before their delays say more of the rate than is known of it."""
 INTERVAL_WEIGHT = 0.2
 """Of a new interval between commits in their mean."""
+OVERDUE = 1.3
+"""Intervals after the last commit from where on the next is overdue."""
 HELD_UP = 1.05
 """Such intervals in forwards, from where on commits are held up on their way."""
 
@@ -109,12 +111,16 @@ class ForwardTimes:
             self.interval_ms += INTERVAL_WEIGHT * (since_ms - self.interval_ms)
         self._last_ms = now_ms
 
-    def begun_by(self, at_ms: float) -> int:
-        """How many of those whose commits have not come will have begun before ``at_ms``."""
-        assert self._last_ms is not None
-        return max(math.ceil((at_ms - self._last_ms) / self.interval_ms - 1e-6), 0)
+    def reached_from_commit(self, delay_ms: float, now_ms: float) -> int:
+        """The first forward, of those whose commits have not come, that a message is there for.
 
-    def begins_ms(self, begun: int) -> float:
-        """When the one begins before which ``begun`` have begun whose commits have not come."""
+        One that left as the last commit came and takes ``delay_ms``. A commit that is overdue counts as come.
+        """
         assert self._last_ms is not None
-        return self._last_ms + begun * self.interval_ms
+        overdue = max(math.floor((now_ms - self._last_ms) / self.interval_ms + 1.0 - OVERDUE), 0)
+        return overdue + max(math.ceil(delay_ms / self.interval_ms - 1e-6), 0)
+
+    def begins_ms(self, forward: int) -> float:
+        """When ``forward`` begins, of those whose commits have not come: 0 began with the last commit."""
+        assert self._last_ms is not None
+        return self._last_ms + forward * self.interval_ms

@@ -229,7 +229,8 @@ def test_where_the_server_races_it_is_as_fast_as_the_race_or_rounds(
     auto_ms, result = total_ms(0.6, *world, SpeculationPolicy.AUTO, EAGER)
     assert result.metrics.raced_tokens > 0
     assert race_ms < rounds_ms, "the race wins"
-    assert auto_ms < race_ms + 2.1 * target_ms, "it began with a piece that may not be raced to the end"
+    # It begins with a piece that may not be raced to the end, and what is drafted in time differs by then.
+    assert auto_ms < race_ms + 4.1 * target_ms
     assert auto_ms <= alone_ms
 
 

@@ -57,6 +57,16 @@ def test_a_few_jittery_intervals_do_not_make_the_cloud_slow() -> None:
     assert controller.verify_ms == 100.0
 
 
+def test_a_race_that_the_server_lets_wait_says_nothing_of_what_it_takes_alone() -> None:
+    controller = Controller(DraftSettings(), lambda _: {1: 10.0})
+    for _ in range(100):
+        controller.observe_race(200.0, 3, compute_ms=70.0, waits=True)
+    assert controller.cloud_ms == pytest.approx(70.0)
+    for _ in range(500):
+        controller.observe_race(90.0, 3, compute_ms=70.0)
+    assert controller.cloud_ms == pytest.approx(90.0, rel=0.05)
+
+
 def test_the_opening_is_a_round_trip_until_there_is_a_real_one() -> None:
     controller = Controller(DraftSettings(), lambda _: {1: 10.0})
     controller.observe_opening(300.0)

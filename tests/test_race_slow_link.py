@@ -11,6 +11,7 @@ from acespec.bench.virtual_clock import run_virtual
 from acespec.cloud_verifier.verifier import Verifier
 from acespec.compute import InlineRunner
 from acespec.edge_runtime.generate import GenerationResult, generate
+from acespec.edge_runtime.race_sender import PROBE_NODES
 from acespec.edge_runtime.request import GenerationRequest
 from acespec.edge_runtime.session import SessionSettings, TargetIdentity
 from acespec.wire import EdgeTransport, memory_link
@@ -58,7 +59,7 @@ def generated(
     return run_virtual(main())
 
 
-@pytest.mark.parametrize(("target_ms", "faster"), [(72.0, 1.45), (146.0, 1.85)])
+@pytest.mark.parametrize(("target_ms", "faster"), [(72.0, 1.5), (146.0, 1.85)])
 def test_at_50_kbps_it_is_much_faster_than_the_cloud(target_ms: float, faster: float) -> None:
     alone_ms = raced_ms = 0.0
     for seed in (1, 2):
@@ -70,17 +71,25 @@ def test_at_50_kbps_it_is_much_faster_than_the_cloud(target_ms: float, faster: f
     assert alone_ms > faster * raced_ms
 
 
-def test_at_10_kbps_it_falls_silent_where_it_cannot_win() -> None:
-    """A commit takes longer on the way than the target for it: what the edge knows of is ever longer past."""
+def test_at_10_kbps_it_is_no_slower_where_commits_nearly_fill_the_link() -> None:
     alone = generated(10.0, 72.0, races=False)
     raced = generated(10.0, 72.0, races=True)
     assert raced.tokens == alone.tokens
-    assert raced.metrics.drafted_nodes < 100
-    assert raced.metrics.total_ms < 1.01 * alone.metrics.total_ms
+    assert raced.metrics.drafted_nodes > 100
+    assert raced.metrics.total_ms < 1.001 * alone.metrics.total_ms
+
+
+def test_it_falls_silent_where_it_cannot_win() -> None:
+    """At 7 kbps a commit takes longer on the way than the target for it: all that is known is long past."""
+    alone = generated(7.0, 72.0, races=False)
+    raced = generated(7.0, 72.0, races=True)
+    assert raced.tokens == alone.tokens
+    assert raced.metrics.drafted_nodes <= PROBE_NODES
+    assert raced.metrics.total_ms < 1.015 * alone.metrics.total_ms
 
 
 def test_at_10_kbps_it_goes_on_where_it_wins() -> None:
     alone = generated(10.0, 146.0, races=False)
     raced = generated(10.0, 146.0, races=True)
     assert raced.tokens == alone.tokens
-    assert alone.metrics.total_ms > 1.05 * raced.metrics.total_ms
+    assert alone.metrics.total_ms > 1.3 * raced.metrics.total_ms

@@ -29,54 +29,55 @@ def timetable(
 
 
 def ask(table: UplinkTimetable, now_ms: float, gains: list[float] = TWENTY) -> Departure:
-    return table.departure(lambda _: gains, NODE_BYTES, now_ms, DRAFT_MS)
+    """For the forward that is next to be reached."""
+    return table.departure(table.next_forward(NODE_BYTES, now_ms), gains, NODE_BYTES, now_ms, DRAFT_MS)
 
 
-def test_a_message_leaves_just_in_time_for_the_next_forward_it_can_reach() -> None:
+def test_a_message_leaves_just_in_time_for_the_forward_it_can_reach() -> None:
     table = timetable(0.16)
     first = ask(table, 1.0)
     assert first.count == 0
     assert first.due_ms is not None
     assert not ask(table, first.due_ms - 1.0).count
     departure = ask(table, first.due_ms + 0.01)
-    assert departure == Departure(begun=2, count=20, gain=pytest.approx(1.0))
+    assert departure == Departure(20, gain=pytest.approx(1.0))
     there_ms = first.due_ms + 66.0 + 0.16 * (MESSAGE_BYTES + 20 * NODE_BYTES)
     begins_ms = 2 * STEP_MS
     assert begins_ms - DRAFT_MS - table.delay.noise_ms - 1.0 < there_ms < begins_ms - DRAFT_MS + 0.1
 
 
-def test_nodes_are_asked_for_that_stand_behind_the_forwards_under_way() -> None:
-    asked: list[int] = []
-
-    def gains_for(begun: int) -> list[float]:
-        asked.append(begun)
-        return TWENTY if begun == 2 else []
-
-    timetable(0.16).departure(gains_for, NODE_BYTES, 20.0, DRAFT_MS)
-    assert asked == [2], "there after 20 + 66 + 20 ms: two will have begun"
-    asked.clear()
-    timetable(0.16).departure(gains_for, NODE_BYTES, 60.0, DRAFT_MS)
-    assert asked == [3, 4], "too late for that one, and the next ones have no nodes"
+def test_it_is_for_the_forward_that_one_reaches_which_leaves_as_a_commit_comes() -> None:
+    """66 ms, 20 for a message without nodes and 7 for sixteen: two will have begun, at 0 and at 72 ms."""
+    table = timetable(0.16)
+    assert [table.next_forward(NODE_BYTES, now_ms) for now_ms in (0.0, 20.0, 60.0, 90.0)] == [2, 2, 2, 2]
+    assert ask(table, 60.0) == Departure(), "too late for it: the next commit will say more"
+    assert table.next_forward(NODE_BYTES, 1.31 * STEP_MS) == 3, "that commit is overdue"
+    assert timetable(0.16, trip_ms=20.0).next_forward(NODE_BYTES, 1.0) == 1
 
 
 def test_what_does_not_fit_waits_or_goes_with_fewer() -> None:
     table = timetable(0.16)
     last_ms = 2 * STEP_MS - 66.0 - table.delay.noise_ms - 0.16 * MESSAGE_BYTES
-    some = ask(table, last_ms - 0.16 * NODE_BYTES * 16.5)
-    assert (some.begun, some.count) == (2, 16)
-    few = ask(table, last_ms - 0.16 * NODE_BYTES * 5.5)
-    assert few.count == 0
-    assert few.due_ms is not None, "most of its worth would be left behind: with the next"
+    assert ask(table, last_ms - 0.16 * NODE_BYTES * 16.5).count == 16
+    assert ask(table, last_ms - 0.16 * NODE_BYTES * 0.5) == Departure(), "with the one for the next forward"
 
 
 def test_the_next_message_waits_for_the_one_under_way() -> None:
     table = timetable(0.8)
     table.sent(100, 250.0, 0.0, 0.5)
-    begun = [table.departure(lambda _: [5.0], NODE_BYTES, now_ms, 1e-6).begun for now_ms in (0.0, 100.0)]
     there_ms = 200.0 + 66.0 + 0.8 * (MESSAGE_BYTES + NODE_BYTES)
-    assert begun[0] in (0, there_ms // STEP_MS + 1)
-    departures = [table.departure(lambda _: [5.0], NODE_BYTES, float(now), 1e-3) for now in range(72)]
-    assert all(each.begun >= there_ms // STEP_MS + 1 for each in departures)
+    for forward in range(8):
+        for now_ms in range(0, 300, 5):
+            departure = table.departure(forward, [5.0], NODE_BYTES, float(now_ms), 1e-3)
+            if departure.count or departure.due_ms is not None:
+                assert forward * STEP_MS > there_ms
+    assert table.departure(7, [5.0], NODE_BYTES, 0.0, 1e-3).due_ms is not None
+
+
+def test_when_a_message_is_there_is_known_as_it_leaves() -> None:
+    table = timetable(0.16)
+    assert table.sent(100, 250.0, 0.0, 0.5) == pytest.approx(66.0 + 0.16 * 250.0, abs=4.0)
+    assert table.sent(101, 250.0, 1.0, 0.5) == pytest.approx(66.0 + 0.16 * 500.0, abs=4.0), "behind the first"
 
 
 def test_the_price_of_bytes_keeps_poor_nodes_back() -> None:
@@ -87,23 +88,23 @@ def test_the_price_of_bytes_keeps_poor_nodes_back() -> None:
 
 
 def test_it_is_silent_where_a_message_costs_more_than_it_brings() -> None:
-    """78 bytes take 71 ms by the introduction's 0.91 ms a byte: 0.99 of a step of 72 ms."""
-    for gain, goes in ((0.95, False), (1.05, True)):
+    """26 bytes take 24 ms by the introduction's 0.91 ms a byte: 0.33 of a step of 72 ms."""
+    for gain, goes in ((0.3, False), (0.36, True)):
         departure = ask(timetable(0.8), 1.0, [gain])
         assert (departure.count > 0 or departure.due_ms is not None) is goes
-    assert ask(timetable(0.16), 1.0, [0.2]).due_ms is not None, "it costs less on a faster link"
+    assert ask(timetable(0.16), 1.0, [0.1]).due_ms is not None, "it costs less on a faster link"
 
 
 def test_it_learns_from_messages_of_which_nothing_came() -> None:
     table = timetable(0.16)
-    assert ask(table, 1.0, [0.3]).due_ms is not None
+    assert ask(table, 1.0, [0.1]).due_ms is not None
     for number in range(3):
         table.sent(100 + number, 150.0, STEP_MS * number, 0.9)
         table.committed(STEP_MS * (number + 1), STEP_MS, 1)
-    assert ask(table, STEP_MS * 3 + 1.0, [0.3]) == Departure()
+    assert ask(table, STEP_MS * 3 + 1.0, [0.1]) == Departure()
     for number in range(4, 7):
         table.committed(STEP_MS * number, STEP_MS, 2)
-    assert ask(table, STEP_MS * 6 + 1.0, [0.3]).due_ms is not None, "they did bring something, later"
+    assert ask(table, STEP_MS * 6 + 1.0, [0.1]).due_ms is not None, "they did bring something, later"
 
 
 def test_a_fast_link_needs_no_timetable() -> None:
@@ -123,7 +124,6 @@ def test_before_anything_was_heard_the_opening_says_whether_to_be_careful(
     table.sent(3, 140.0, 600.0, 0.0)
     assert not table.probes
     assert table.governs is governs
-    assert UplinkTimetable(600.0, 530.0).departure(lambda _: TWENTY, NODE_BYTES, 9.0, 8.5) == Departure()
 
 
 def test_a_long_way_is_not_taken_for_a_slow_link_for_ever() -> None:
@@ -144,7 +144,7 @@ def test_a_long_way_is_not_taken_for_a_slow_link_for_ever() -> None:
 
 
 def test_where_the_link_is_in_doubt_a_message_goes_now_and_then() -> None:
-    poor = [0.3]
+    poor = [0.2]
     silent = timetable(0.8, commits=PROBED_EVERY - 1, heard=False)
     assert ask(silent, 1.0, poor) == Departure()
     silent.committed(STEP_MS, STEP_MS, 1)
