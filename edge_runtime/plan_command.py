@@ -14,6 +14,7 @@ from acespec.edge_runtime.budget import fixed_budget
 from acespec.edge_runtime.strategy_times import (
     AT_THE_EDGE,
     MESSAGE_BYTES,
+    UPDATE_BYTES,
     Scenario,
     StrategyTime,
     all_strategies,
@@ -126,6 +127,7 @@ def _scenario(options: dict[str, Any]) -> Scenario:
         vocab_size=options["vocabulary"],
         cloud_draft_step_ms=options["cloud_draft_step_ms"],
         message_bytes=MESSAGE_BYTES if options["count"] == "wire" else 0,
+        update_bytes=UPDATE_BYTES if options["count"] == "wire" else 0,
         gamma=gamma,
         budget=budget,
     )

@@ -42,8 +42,10 @@ from acespec.wire import (
     TokenVerdict,
 )
 
-MESSAGE_BYTES = 40 + 52
+MESSAGE_BYTES = 14 + 52
 """What a small message adds to its payload on the wire: gRPC and HTTP/2 in plaintext, and TCP/IP."""
+UPDATE_BYTES = 26
+"""What one that answers another adds besides, for flow control."""
 SPEEDUP_IN_CLOUD = 1555.0 / 204.8
 """How much faster the draft runs beside the target: an A100's memory against an AGX Orin's, in GB/s."""
 HALF_BYTES = 2
@@ -75,6 +77,7 @@ class Scenario:
     cloud_draft_step_ms: float | None = None
     """A draft step beside the target; None: `SPEEDUP_IN_CLOUD` times faster than at the edge."""
     message_bytes: int = MESSAGE_BYTES
+    update_bytes: int = UPDATE_BYTES
     gamma: int | None = None
     """AceSpec's chain; None: the best."""
     budget: int | None = None
@@ -86,7 +89,11 @@ class Scenario:
         return self.draft_step_ms[min(self.draft_step_ms)]
 
     def link_ms(self, payload_bytes: float) -> float:
-        """Time a message takes on the link besides its delay."""
+        """Time a message that answers another takes on the link besides its delay."""
+        return (payload_bytes + self.message_bytes + self.update_bytes) / self.bytes_per_ms
+
+    def streamed_ms(self, payload_bytes: float) -> float:
+        """The same of one in a stream that nothing is sent against."""
         return (payload_bytes + self.message_bytes) / self.bytes_per_ms
 
 
@@ -114,7 +121,7 @@ class StrategyTime:
 def autoregressive(scenario: Scenario) -> StrategyTime:
     """The cloud decodes alone and streams: ``max(T, down(one token))``."""
     codec = Codec(scenario.vocab_size, AcceptanceMode.COUPLED)
-    down_ms = scenario.link_ms(_size(codec.encode_cloud(Commit(0, (0,)))))
+    down_ms = scenario.streamed_ms(_size(codec.encode_cloud(Commit(0, (0,)))))
     return StrategyTime("autoregressive", max(scenario.target_step_ms, down_ms), forwards_per_token=1.0)
 
 
@@ -198,17 +205,19 @@ def race(scenario: Scenario) -> StrategyTime:
     """The cloud decodes and takes along what has been drafted: `race_forecast`, whose drafts take
     ``up(a step's token and its siblings)`` longer; not more than one commit in ``down(one token)``."""
     codec = Codec(scenario.vocab_size, AcceptanceMode.COUPLED)
-    nodes = (DraftNode(0, None),) * DRAFTED_AT_ONCE
+    nodes = tuple(DraftNode(index // 2, None) for index in range(DRAFTED_AT_ONCE))  # half of them repeated
     up_ms = scenario.link_ms(_size(codec.encode_edge(Draft(0, 0, 0, nodes))))
-    down_ms = scenario.link_ms(_size(codec.encode_cloud(Commit(0, (0,)))))
+    commit_bytes = _size(codec.encode_cloud(Commit(0, (0,))))
     forecast = best_race(
         scenario.target_step_ms,
-        scenario.round_trip_ms + down_ms,
+        scenario.round_trip_ms + scenario.link_ms(commit_bytes),
         scenario.draft_step_ms,
         scenario.odds,
         up_ms,
     )
-    ms_per_token = max(forecast.ms_per_token, forecast.forwards_per_token * down_ms)
+    ms_per_token = max(
+        forecast.ms_per_token, forecast.forwards_per_token * scenario.streamed_ms(commit_bytes)
+    )
     return StrategyTime("race", ms_per_token, forwards_per_token=forecast.forwards_per_token)
 
 

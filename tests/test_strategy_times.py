@@ -37,15 +37,15 @@ FREE = Scenario(
 )
 
 
-def limited(rate_kbps: float, message_bytes: int = 0) -> Scenario:
-    return replace(FREE, bytes_per_ms=rate_kbps / 8.0, message_bytes=message_bytes)
+def limited(rate_kbps: float, message_bytes: int = 0, update_bytes: int = 0) -> Scenario:
+    return replace(FREE, bytes_per_ms=rate_kbps / 8.0, message_bytes=message_bytes, update_bytes=update_bytes)
 
 
 def test_the_cloud_alone_is_as_fast_as_its_target_or_its_link() -> None:
     assert autoregressive(FREE).ms_per_token == 72.0
     assert autoregressive(limited(10.0)).ms_per_token == 72.0
     # position 3 bytes, duration 1, token 10 bits: 6 bytes, and 2 of protobuf; 92 of the message: 100 bytes
-    assert autoregressive(limited(10.0, message_bytes=92)).ms_per_token == pytest.approx(80.0)
+    assert autoregressive(limited(10.0, 92, update_bytes=26)).ms_per_token == pytest.approx(80.0)
 
 
 def test_stop_and_wait_by_hand() -> None:
@@ -103,7 +103,9 @@ def test_acespec_counts_the_bytes_its_codec_makes() -> None:
     codec = Codec(1024, AcceptanceMode.COUPLED)
     plain = replace(FREE, gamma=8, budget=24)
     forecast = acespec_forecast(plain, AcceptanceMode.COUPLED)
-    slow = acespec_forecast(replace(plain, bytes_per_ms=2.0, message_bytes=90), AcceptanceMode.COUPLED)
+    slow = acespec_forecast(
+        replace(plain, bytes_per_ms=2.0, message_bytes=70, update_bytes=20), AcceptanceMode.COUPLED
+    )
     up = codec.encode_edge(Round(0, 0, (0,) * 8)).ByteSize()
     down = codec.encode_cloud(TokenVerdict(0, 0, 0)).ByteSize()
     longer_ms = (up + down + 180) / 2.0
@@ -192,7 +194,7 @@ def test_a_race_is_never_slower_than_the_cloud_alone(
 
 
 def test_on_a_slow_link_a_race_takes_no_less_than_its_commits_do() -> None:
-    scenario = limited(10.0, message_bytes=92)
+    scenario = limited(10.0, 66, update_bytes=26)
     raced = race(scenario)
     assert raced.forwards_per_token is not None
     commit_ms = autoregressive(scenario).ms_per_token
