@@ -157,15 +157,23 @@ class EdgeMessage(_message.Message):
     """
     draft: _builtins.bytes
     """Coupled mode, the race: more nodes of the drafted tree, best first; at most 255, at least one.
-      seq:6 zero:1 rooted:1 first_id:32 [root:24] nodes(parent:1..20 token:T)...
+      seq:6 zero:1 rooted:1 first_id:32 [root:24] nodes(parent:1..22 token)...
     `seq` is that of the Decode under way. Nodes have ids, which rise in the order sent; those of a message count
     from `first_id`. Ids belong to one Decode over one stream: for another of either the server knows no node of
-    before, and they may begin at 0 again. What a node follows is told by the first of these codes that says it:
-      0                          the node before it, by id
-      10                         what the node before it, in this message, follows
-      110                        the committed token at position `root`
-      1110 distance_minus_2:5    the node `distance` ids before it, 2..33
-      1111 distance_minus_34:16  the same, 34..65569
+    before, and they may begin at 0 again. The line of a node goes from the node before it in this message to what
+    that follows, and on, up to the first that is not of this message. What a node follows is told by the first of
+    these codes that says it:
+      1                       the node before it
+      01                      the next on that node's line
+      001 level_minus_2:2     the one so many levels up that line, 2..5
+      0001                    the committed token at position `root`
+      00001 before:7          a node of an earlier message, the one with id first_id - 1 - before
+      000001 distance:16      the node distance + 1 ids before it
+    The first token of a message is told as new; a later one behind a bit that says whether it is:
+      1 length_minus_1:L rest token `length` bits long (L: the bits of T - 1, where T is a token's width), of
+                              which `rest` leaves the first out, a one; 0 and 1 are 1 bit long, which is the rest
+      0 place:P               the token told as new in that place, from 0 (P: the bits of their number less 1)
+    Every node has a bit that is set, and behind the last one less than a byte is left, without any.
     `rooted` says whether any node follows `root`, which is left out otherwise. Nodes are hints: those of another
     request, that came before, that follow what the server does not know, contradict what is committed, or are
     more than it keeps, are ignored.
