@@ -138,7 +138,7 @@ def expected_parents(message: Draft) -> list[list[tuple[int, int]]]:
 
 
 def expected_tokens(message: Draft, width: int) -> list[list[tuple[int, int]]]:
-    """How each node's token is told."""
+    """How each node's token is told, as ``verifier.proto`` says."""
     codes: list[list[tuple[int, int]]] = []
     told: list[int] = []
     length_bits = next(bits for bits in range(9) if 2**bits >= width)
@@ -241,7 +241,9 @@ def test_draft_sizes(length: int) -> None:
     codec = Codec(WIDE, COUPLED)
     tokens = [WIDE - 1 - index for index in range(length)]  # the dearest there are, none of them twice
     chain = [DraftNode(token, 2**31 + index - 1) for index, token in enumerate(tokens)]
-    long_prefix = length > 40
+    long_prefix = length > 40  # two bytes of protobuf's tell a length of 128 and more
+    # A token of 18 bits takes 1 bit as new (the first none), 5 for its length and 17. A parent takes 1 bit in
+    # the line, but 12 for its first node; 2 among the siblings, but 4 for the first.
     line = codec.encode_edge(Draft(63, 2**31, 0, tuple(chain)))
     assert line.ByteSize() <= 7 + -(-(11 + length * 24) // 8) + long_prefix
     siblings = codec.encode_edge(Draft(63, 2**31, 2**24 - 1, tuple(map(DraftNode, tokens))))

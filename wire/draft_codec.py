@@ -2,7 +2,8 @@
 
 Branches repeat each other's tokens, and in the vocabularies of byte-pair encoding frequent tokens have small
 ids: so a token that came before in the message is told by its place among those, and any other by its length
-in bits and the rest. Parents are told by how far up the line of the node before they stand.
+in bits and the rest. A parent is told by its level on the *line*: the node before, what that follows, and so
+on up. Each code of a parent begins with so many zeros and a one, the likeliest with the fewest.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from acespec.wire.messages import MAX_DRAFT_NODES, MAX_NODE_DISTANCE, Draft, Dra
 ID_BITS = 32
 HEADER_BITS = SEQ_BITS + 2 + ID_BITS
 """seq, a zero bit, whether a root is told, first id."""
+UPPER_LEVEL = 2
+"""Levels below it are told by so many zeros; from it on they share one code, of that many zeros."""
 LEVEL_BITS = 2
-FIRST_LEVEL = 2
-"""Level of the line from which on it is told in ``LEVEL_BITS``."""
-NUM_LEVELS = FIRST_LEVEL + (1 << LEVEL_BITS)
+"""What that code tells the level in, counted from ``UPPER_LEVEL``."""
+NUM_LEVELS = UPPER_LEVEL + (1 << LEVEL_BITS)
 ROOT_ZEROS, NEAR_ZEROS, FAR_ZEROS = 3, 4, 5
-"""Zeros before the one that these codes begin with; levels have fewer."""
+"""Zeros of the other codes: the committed token, a node not long before this message, any other."""
 NEAR_BITS = 7
+"""Counts ids back from the first of this message."""
 FAR_BITS = 16
+"""Counts ids back from the node itself."""
 WHAT = "draft"
 
 assert MAX_NODE_DISTANCE == 1 << FAR_BITS
@@ -86,7 +90,10 @@ def _read_nodes(reader: BitReader, first_id: int, vocab_size: int) -> tuple[Draf
 
 
 def _line(nodes: Sequence[DraftNode], first_id: int) -> list[int | None]:
-    """The last of ``nodes``, what that follows, and so on, as far as this message tells and levels reach."""
+    """The last of ``nodes``, what that follows, and so on, as far as this message tells and levels reach.
+
+    Ids, by level; None is the committed token.
+    """
     line: list[int | None] = []
     at: int | None = first_id + len(nodes) - 1
     while nodes and len(line) < NUM_LEVELS:
@@ -98,13 +105,13 @@ def _line(nodes: Sequence[DraftNode], first_id: int) -> list[int | None]:
 
 
 def _write_parent(writer: BitWriter, parent: int | None, before: Sequence[DraftNode], first_id: int) -> None:
-    """What the node behind those ``before`` follows, by the first code of the table that says it."""
+    """What the node behind ``before`` follows, by the first code of the table that says it."""
     line = _line(before, first_id)
     if parent in line:
         level = line.index(parent)
-        _write_zeros(writer, min(level, FIRST_LEVEL))
-        if level >= FIRST_LEVEL:
-            writer.write(level - FIRST_LEVEL, LEVEL_BITS)
+        _write_zeros(writer, min(level, UPPER_LEVEL))
+        if level >= UPPER_LEVEL:
+            writer.write(level - UPPER_LEVEL, LEVEL_BITS)
     elif parent is None:
         _write_zeros(writer, ROOT_ZEROS)
     elif _is_near(parent, first_id):
@@ -116,10 +123,10 @@ def _write_parent(writer: BitWriter, parent: int | None, before: Sequence[DraftN
 
 
 def _read_parent(reader: BitReader, before: Sequence[DraftNode], first_id: int) -> int | None:
-    """The same back; told by another code it is refused."""
+    """The inverse of ``_write_parent``; told by another code it is refused."""
     line, zeros = _line(before, first_id), _read_zeros(reader)
-    if zeros <= FIRST_LEVEL:
-        level = zeros + (_take(reader, LEVEL_BITS) if zeros == FIRST_LEVEL else 0)
+    if zeros <= UPPER_LEVEL:
+        level = zeros + (_take(reader, LEVEL_BITS) if zeros == UPPER_LEVEL else 0)
         if level >= len(line):
             raise malformed(f"{WHAT}: a node follows one {level} levels up a line of {len(line)}")
         return line[level]
@@ -135,11 +142,12 @@ def _read_parent(reader: BitReader, before: Sequence[DraftNode], first_id: int) 
 
 
 def _is_near(parent: int, first_id: int) -> bool:
+    """Whether it is a node of an earlier message that ``NEAR_BITS`` reach."""
     return 1 <= first_id - parent <= 1 << NEAR_BITS
 
 
 def _write_token(writer: BitWriter, token: int, told: list[int], width: int) -> None:
-    """``told``: the tokens that came in the message so far, each once; ``token`` is added to them."""
+    """``told``: the tokens of the message so far, each once; a new one is added to them."""
     assert token.bit_length() <= width
     is_new = token not in told
     if told:
@@ -155,7 +163,7 @@ def _write_token(writer: BitWriter, token: int, told: list[int], width: int) -> 
 
 
 def _read_token(reader: BitReader, told: list[int], width: int) -> int:
-    """The same back."""
+    """The inverse of ``_write_token``."""
     if told and not _take(reader, 1):
         place = _take(reader, _place_bits(told))
         if place >= len(told):
@@ -170,11 +178,12 @@ def _read_token(reader: BitReader, told: list[int], width: int) -> int:
 
 
 def _length_bits(width: int) -> int:
-    """Bits that tell the length of a token of at most ``width``, less 1."""
+    """Width of the field for a token's length, 1 to ``width``, less 1."""
     return (width - 1).bit_length()
 
 
 def _place_bits(told: Sequence[int]) -> int:
+    """Width of a place among those told: 0 if there is but one."""
     return (len(told) - 1).bit_length()
 
 
@@ -184,6 +193,7 @@ def _write_zeros(writer: BitWriter, count: int) -> None:
 
 
 def _read_zeros(reader: BitReader) -> int:
+    """How many zeros come before a one, which is taken too."""
     for zeros in range(FAR_ZEROS + 1):
         if _take(reader, 1):
             return zeros
@@ -191,6 +201,7 @@ def _read_zeros(reader: BitReader) -> int:
 
 
 def _earlier(node_id: int, distance: int) -> int:
+    """The id ``distance`` before ``node_id``, refused below 0."""
     if distance > node_id:
         raise malformed(f"{WHAT}: a node follows one {distance} before {node_id}")
     return node_id - distance

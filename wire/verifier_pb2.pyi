@@ -8,9 +8,10 @@ the oneof, bit-packed as documented beside it; its kind is told by its field num
 
 How to read a layout. Fields stand in the order written, unsigned, most significant bit first, without gaps;
 the last byte is filled with zero bits. `field:n` is n bits wide. `items...` repeats to the end, and how many
-there are follows from the length: the padding is under 8 bits and an item never is. T is the width of a token:
-max(8, ceil(log2(vocab_size))) bits with the `vocab_size` of Open. Anything that does not fit a layout exactly
-(length, padding, a token >= vocab_size, a sum or an order stated here) is refused with INVALID_ARGUMENT.
+there are follows from the length: the padding is under 8 bits and an item never is (but for the nodes of a
+draft, see there). T is the width of a token: max(8, ceil(log2(vocab_size))) bits with the `vocab_size` of Open.
+Anything that does not fit a layout exactly (length, padding, a token >= vocab_size, a sum or an order stated
+here) is refused with INVALID_ARGUMENT.
 
   seq:6        number of the request, counted from 0 modulo 64 over Round and Decode alike
   check:16     CRC-16 (polynomial 0x1021, initial value 0xffff) of the committed tokens, the resampled one
@@ -160,19 +161,22 @@ class EdgeMessage(_message.Message):
       seq:6 zero:1 rooted:1 first_id:32 [root:24] nodes(parent:1..22 token)...
     `seq` is that of the Decode under way. Nodes have ids, which rise in the order sent; those of a message count
     from `first_id`. Ids belong to one Decode over one stream: for another of either the server knows no node of
-    before, and they may begin at 0 again. The line of a node goes from the node before it in this message to what
-    that follows, and on, up to the first that is not of this message. What a node follows is told by the first of
-    these codes that says it:
-      1                       the node before it
-      01                      the next on that node's line
-      001 level_minus_2:2     the one so many levels up that line, 2..5
+    before, and they may begin at 0 again. What a node follows is told by way of a line: at level 0 of it stands
+    the node before in this message, at level 1 what that follows, and so on, up to and with the first that is no
+    node of this message: one of an earlier message, or the committed token. A message's first node has no line.
+    The first of these codes that says what a node follows tells it:
+      1                       level 0 of the line, the node before
+      01                      level 1 of the line
+      001 level_minus_2:2     the line's `level`, 2..5
       0001                    the committed token at position `root`
       00001 before:7          a node of an earlier message, the one with id first_id - 1 - before
-      000001 distance:16      the node distance + 1 ids before it
-    The first token of a message is told as new; a later one behind a bit that says whether it is:
-      1 length_minus_1:L rest token `length` bits long (L: the bits of T - 1, where T is a token's width), of
-                              which `rest` leaves the first out, a one; 0 and 1 are 1 bit long, which is the rest
-      0 place:P               the token told as new in that place, from 0 (P: the bits of their number less 1)
+      000001 distance:16      the node distance + 1 ids before this one
+    Then comes its token: new, or the same as one that was told as new before in this message. The first node's is
+    new; with any other the first bit says so:
+      [1] length_minus_1:L rest   a new one, `length` bits long (L is the length of T - 1 in bits). `rest` is the
+                                  token without its first bit, which is 1; of tokens 0 and 1 it is their only bit
+      0 place:P                   the token told as new in that place, from 0 (P is the length in bits of the last
+                                  place so far; place 0 alone takes none)
     Every node has a bit that is set, and behind the last one less than a byte is left, without any.
     `rooted` says whether any node follows `root`, which is left out otherwise. Nodes are hints: those of another
     request, that came before, that follow what the server does not know, contradict what is committed, or are

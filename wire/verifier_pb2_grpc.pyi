@@ -8,9 +8,10 @@ the oneof, bit-packed as documented beside it; its kind is told by its field num
 
 How to read a layout. Fields stand in the order written, unsigned, most significant bit first, without gaps;
 the last byte is filled with zero bits. `field:n` is n bits wide. `items...` repeats to the end, and how many
-there are follows from the length: the padding is under 8 bits and an item never is. T is the width of a token:
-max(8, ceil(log2(vocab_size))) bits with the `vocab_size` of Open. Anything that does not fit a layout exactly
-(length, padding, a token >= vocab_size, a sum or an order stated here) is refused with INVALID_ARGUMENT.
+there are follows from the length: the padding is under 8 bits and an item never is (but for the nodes of a
+draft, see there). T is the width of a token: max(8, ceil(log2(vocab_size))) bits with the `vocab_size` of Open.
+Anything that does not fit a layout exactly (length, padding, a token >= vocab_size, a sum or an order stated
+here) is refused with INVALID_ARGUMENT.
 
   seq:6        number of the request, counted from 0 modulo 64 over Round and Decode alike
   check:16     CRC-16 (polynomial 0x1021, initial value 0xffff) of the committed tokens, the resampled one
