@@ -31,6 +31,9 @@ from acespec.edge_runtime.time_model import (
     expected_tokens,
 )
 from acespec.wire import (
+    GRPC_BYTES,
+    GRPC_UPDATE_BYTES,
+    TCP_IP_BYTES,
     AcceptanceMode,
     Codec,
     Commit,
@@ -42,10 +45,10 @@ from acespec.wire import (
     TokenVerdict,
 )
 
-MESSAGE_BYTES = 14 + 52
-"""What a small message adds to its payload on the wire: gRPC and HTTP/2 in plaintext, and TCP/IP."""
-UPDATE_BYTES = 26
-"""What one that answers another adds besides, for flow control."""
+MESSAGE_BYTES = GRPC_BYTES + TCP_IP_BYTES
+"""What a message of one segment has on the wire beside its payload, in plaintext."""
+UPDATE_BYTES = GRPC_UPDATE_BYTES
+"""What one that answers another has besides."""
 SPEEDUP_IN_CLOUD = 1555.0 / 204.8
 """How much faster the draft runs beside the target: an A100's memory against an AGX Orin's, in GB/s."""
 HALF_BYTES = 2
@@ -77,7 +80,9 @@ class Scenario:
     cloud_draft_step_ms: float | None = None
     """A draft step beside the target; None: `SPEEDUP_IN_CLOUD` times faster than at the edge."""
     message_bytes: int = MESSAGE_BYTES
+    """Of every message beside its payload; 0 to count payload alone."""
     update_bytes: int = UPDATE_BYTES
+    """The same, of one that answers another."""
     gamma: int | None = None
     """AceSpec's chain; None: the best."""
     budget: int | None = None

@@ -16,12 +16,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MESSAGE_BYTES = 122.0
-"""What a message takes besides its nodes: gRPC, TCP/IP (see docs/protocol.md) and its own header."""
+from acespec.wire import GRPC_BYTES, GRPC_UPDATE_BYTES, TCP_IP_BYTES, TLS_BYTES
+
+ROOTED_HEADER_BYTES = 8
+"""A ``Draft`` before its nodes, with the position of a committed token."""
+MESSAGE_BYTES = float(GRPC_BYTES + GRPC_UPDATE_BYTES + TLS_BYTES + TCP_IP_BYTES + ROOTED_HEADER_BYTES)
+"""What a message takes besides its nodes: the most, for it may travel without TLS or follow no commit."""
 TOKEN_SHARE = 0.6
-"""Of a token's bits, what it takes in a message, and"""
+"""About what a drafted token takes in a message, of the bits of a token: as sent for the demo's pair."""
 NODE_LINK_BITS = 3
-"""what else a node takes: both about, by what was sent for the demo's pair."""
+"""About what a node takes beside its token, as sent for the same."""
 LEAST_WINDOW = 1.5 * MESSAGE_BYTES
 HISTORY = 64
 """Messages among which the fastest is looked for."""

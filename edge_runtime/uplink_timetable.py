@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from acespec.edge_runtime.uplink_pacing import MESSAGE_BYTES
 from acespec.edge_runtime.uplink_timing import ForwardTimes, UplinkDelay
+from acespec.wire import GRPC_UPDATE_BYTES
 
 SLOW_SHARE = 0.03
 """Of a target step that a message without nodes takes on a link that is slow."""
@@ -22,9 +23,9 @@ DOUBTFUL_MS = 60.0
 """What such a message may take, by the introduction's delay, for the link not to be taken for slow."""
 TOKENS_PER_STEP = 0.7
 """What nodes must bring for a target step of the link's time, those that bring the least included."""
-COST_BYTES = 26.0
-"""Those of the downlink whose worth a message must bring: what gRPC then adds to the next commit, for flow
-control. The acknowledgement mostly travels with a commit."""
+COST_BYTES = float(GRPC_UPDATE_BYTES)
+"""What a message costs the downlink, and must be worth at least: what gRPC adds to the next commit for it.
+TCP's acknowledgement mostly travels with a commit."""
 LEAST_NODES = 16
 """Nodes of a message that a forward is to be reached with."""
 SAME_SHARE = 0.2

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from acespec.wire.codec import Codec, decode_first, encode_busy, encode_open, encode_reset
 from acespec.wire.errors import ErrorCode, SessionError
+from acespec.wire.framing import GRPC_BYTES, GRPC_UPDATE_BYTES, TCP_IP_BYTES, TLS_BYTES
 from acespec.wire.layout import POSITION_LIMIT, downlink_bits_draws, downlink_bits_sparse, token_bits
 from acespec.wire.memory import memory_link
 from acespec.wire.messages import (
@@ -52,6 +53,8 @@ from acespec.wire.transport import NO_BANDWIDTH_PROBES, CloudTransport, EdgeTran
 
 __all__ = [
     "DRAFTED_MODULUS",
+    "GRPC_BYTES",
+    "GRPC_UPDATE_BYTES",
     "MAX_CHAIN",
     "MAX_DRAFT_NODES",
     "MAX_NODE_DISTANCE",
@@ -60,6 +63,8 @@ __all__ = [
     "POSITION_LIMIT",
     "PROTOCOL_VERSION",
     "SEQ_MODULUS",
+    "TCP_IP_BYTES",
+    "TLS_BYTES",
     "AcceptanceMode",
     "Busy",
     "Close",

@@ -5,23 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from acespec.bench.link import SEGMENT_BYTES
+from acespec.wire import GRPC_BYTES, GRPC_UPDATE_BYTES, TCP_IP_BYTES
 
 
 @dataclass(frozen=True)
 class WireOverhead:
-    """Bytes added to messages on a connection that stands already.
+    """Bytes added to messages in plaintext, on a connection that stands already (see `wire/framing.py`)."""
 
-    Measured on streams of small messages in plaintext (`tests/test_wire_overhead.py`); TLS adds 22 bytes a
-    message. TCP and IPv4 headers with time stamps are 52 bytes a segment. Setting up a connection or a stream
-    is not in it.
-    """
-
-    message_bytes: int = 14
-    """HTTP/2's frame header and gRPC's prefix."""
-    update_bytes: int = 26
-    """With a message that is sent after one came: what that has taken of two flow-control windows."""
-    segment_bytes: int = 52
-    ack_bytes: int = 52
+    message_bytes: int = GRPC_BYTES
+    update_bytes: int = GRPC_UPDATE_BYTES
+    """More with a message that is sent after one came."""
+    segment_bytes: int = TCP_IP_BYTES
+    ack_bytes: int = TCP_IP_BYTES
     """A segment without data."""
     ack_delay_ms: float = 40.0
     """How long an acknowledgement waits for data to travel with (Linux's least, RFC 1122 allows 500)."""
