@@ -1,4 +1,7 @@
-"""In which order drafted nodes go up over a slow link. Pure."""
+"""Which drafted nodes go up over a slow link, and in which order. Pure.
+
+Forwards are counted as by `ForwardTimes`.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +46,14 @@ def committing_forwards(
 ) -> dict[int, int]:
     """By which forward each of ``nodes`` (by ``id``) will be committed, if it comes true.
 
-    ``nodes`` are the tree's below ``root``, parents first, and ``begins_ms(k)`` is when forward k begins, of
-    those whose commits have not come. A forward takes along what has been sent and is there by then, and
-    commits the token behind as its own.
+    ``nodes`` are the tree's below ``root``, parents first, and ``begins_ms(k)`` is when forward k begins. A
+    forward commits the nodes that are there by then, and as a token of its own the one behind them. ``root``
+    itself has -1: it is committed.
     """
     found = {id(root): (-1, False)}
     for node in nodes:
-        forward, is_drafted = found[id(node.parent)]
-        if not is_drafted:  # what it follows is a forward's own token, or known
+        forward, is_in_time = found[id(node.parent)]
+        if not is_in_time:  # its parent is known, or that forward's own token: this one is for the next
             forward += 1
         found[id(node)] = forward, node.arrives_ms <= begins_ms(forward)
     return {key: forward for key, (forward, _) in found.items()}

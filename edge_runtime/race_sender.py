@@ -7,7 +7,13 @@ import math
 from acespec.edge_runtime.draft_order import by_paths, committing_forwards, ranked_for
 from acespec.edge_runtime.race_tree import RaceNode, RaceTree
 from acespec.edge_runtime.session import EdgeSession
-from acespec.edge_runtime.uplink_pacing import MESSAGE_BYTES, NODE_LINK_BITS, TOKEN_SHARE, UplinkPacer
+from acespec.edge_runtime.uplink_pacing import (
+    MESSAGE_BYTES,
+    NODE_LINK_BITS,
+    ROOTED_HEADER_BYTES,
+    TOKEN_SHARE,
+    UplinkPacer,
+)
 from acespec.edge_runtime.uplink_timetable import UplinkTimetable
 from acespec.wire import (
     DRAFTED_MODULUS,
@@ -20,14 +26,14 @@ from acespec.wire import (
 
 LEAST_SENT_VALUE = 0.003
 """Nodes less likely than this to come true are kept back: the server feeds first what came first."""
-HEADER_BYTES = 11.0
-"""Of a message's own bytes those that are no node's."""
+HEADER_BYTES = ROOTED_HEADER_BYTES + 3.0
+"""Of a message's payload what is no node's: its header, and protobuf's tag and length."""
 OPENING_BYTES = MESSAGE_BYTES - HEADER_BYTES + 100.0
-"""On the wire besides what the introduction is: its framing, and what the answer has more than a commit."""
+"""On the wire besides the introduction: its framing, and about what the answer has more than a commit."""
 PROBE_NODES = 8
 """Most nodes of a message that is to tell if the link is slow: it must be smaller than the introduction."""
 NODE_WEIGHT = 0.1
-"""Of a message in the mean of what a node takes."""
+"""Weight of a new message in the mean of what a node takes."""
 
 
 class RaceSender:
@@ -42,7 +48,7 @@ class RaceSender:
         self._tree = tree
         self._node_bytes = (TOKEN_SHARE * token_bits(session.vocab_size) + NODE_LINK_BITS) / 8.0
         self._taken_bytes = self._node_bytes
-        """Of nodes as they went up so far: how many bits tell what each follows depends on their order."""
+        """What a node took in the mean of the messages so far: that depends on their order and tokens."""
         self._introduction = -1
         self._race = (-1, -1)
         """The stream, and the request over it, that ids count in."""
@@ -88,7 +94,7 @@ class RaceSender:
     async def _send_in_time(
         self, likely: list[RaceNode], waiting: list[RaceNode], now_ms: float, draft_ms: float
     ) -> None:
-        """Send by the timetable."""
+        """Send what of ``waiting`` helps the next forward that can be reached, once it is time to."""
         timetable, tree = self._timetable, self._tree
         self.is_held_up = False
         if not timetable.forwards.known:

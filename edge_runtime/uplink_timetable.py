@@ -18,24 +18,27 @@ from acespec.edge_runtime.uplink_timing import ForwardTimes, UplinkDelay
 from acespec.wire import GRPC_UPDATE_BYTES
 
 SLOW_SHARE = 0.03
-"""Of a target step that a message without nodes takes on a link that is slow."""
+"""A link is slow on which a message without nodes takes more than this share of a target step."""
 DOUBTFUL_MS = 60.0
-"""What such a message may take, by the introduction's delay, for the link not to be taken for slow."""
+"""If such a message takes longer, by the introduction's delay, the link may be slow."""
 TOKENS_PER_STEP = 0.7
-"""What nodes must bring for a target step of the link's time, those that bring the least included."""
+"""What nodes must bring for each target step of the link's time: every one, not only all together."""
 COST_BYTES = float(GRPC_UPDATE_BYTES)
 """What a message costs the downlink, and must be worth at least: what gRPC adds to the next commit for it.
 TCP's acknowledgement mostly travels with a commit."""
-LEAST_NODES = 16
-"""Nodes of a message that a forward is to be reached with."""
+SMALL_MESSAGE_NODES = 16
+"""Nodes of a small message: a forward that this would reach is one that the next message can be for."""
 SAME_SHARE = 0.2
-"""By which a message's delay may differ from a larger one's where bytes take next to no time."""
+"""Share by which a message's delay may differ from a larger one's where bytes take next to no time."""
+LARGER_FACTOR = 1.5
+"""How many times as large that one must be for this to say anything."""
 PROBED_EVERY = 128
 """Commits after which a message goes that is not worth it, while that is in doubt."""
 KEPT = 0.97
 """Weight of what one commit brought against the next."""
 BELIEVED = 1.0
-"""Tokens' worth that the nodes' estimated chances are believed."""
+"""Tokens that count as expected, and as having come, beside those of this stream: before much was sent, the
+nodes' estimated chances are believed."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,11 @@ class UplinkTimetable:
         self._under_way: dict[int, tuple[float, float]] = {}
         """By the id behind its last node: bytes, and when it left."""
         self._free_ms = self._surely_free_ms = -math.inf
+        """When the link has carried what was sent: as expected, and at the latest."""
         self._expected = self._came = BELIEVED
+        """Tokens of late that messages were expected to bring, and that commits had beyond one each."""
         self._silent = 0
+        """Commits since the last message."""
         self._has_sent = False
 
     @property
@@ -94,7 +100,7 @@ class UplinkTimetable:
     def sent(self, end_id: int, num_bytes: float, now_ms: float, gain: float) -> float:
         """A message of ``num_bytes`` on the wire left, whose last node has the id ``end_id - 1``.
 
-        Returns when it is expected to be there.
+        ``gain``: tokens it is expected to bring. Returns when it is expected to be there.
         """
         if self._surely_free_ms <= now_ms:  # else its delay would tell of the queue
             self._under_way[end_id] = (num_bytes, now_ms)
@@ -115,44 +121,44 @@ class UplinkTimetable:
         self._under_way = {end: sent for end, sent in self._under_way.items() if end > end_id}
 
     def next_forward(self, node_bytes: float, now_ms: float) -> int:
-        """Which forward the next message is for, of those whose commits have not come: the first is 0.
+        """Which forward the next message is for, counted as by ``forwards``, which must be known.
 
         The first one that a small message reaches which leaves as a commit comes: what is for a later one can
-        wait for the next commit, and be chosen by what that says. ``forwards`` must be known.
+        wait for the next commit, and be chosen by what that says.
         """
-        delay_ms = self.delay.ms(MESSAGE_BYTES + LEAST_NODES * node_bytes)
+        delay_ms = self.delay.ms(MESSAGE_BYTES + SMALL_MESSAGE_NODES * node_bytes)
         return self.forwards.reached_from_commit(delay_ms, now_ms)
 
     def departure(
-        self, forward: int, gains: Sequence[float], node_bytes: float, now_ms: float, step_ms: float
+        self, forward: int, gains: Sequence[float], node_bytes: float, now_ms: float, draft_ms: float
     ) -> Departure:
         """Whether a message for ``forward`` leaves now.
 
-        ``gains``: what its first 1, 2, … nodes would bring, and ``node_bytes`` what each takes. ``step_ms``:
+        ``gains``: what its first 1, 2, … nodes would bring, and ``node_bytes`` what each takes. ``draft_ms``:
         the next step of the draft, which it may wait for. ``forwards`` must be known.
         """
         leaves_ms = max(now_ms, self._free_ms)
         node_ms = max(self.delay.byte_ms * node_bytes, 1e-6)
         spare_ms = self.forwards.begins_ms(forward) - leaves_ms - self.delay.ms(MESSAGE_BYTES)
-        count = min(self._worth(gains, node_bytes), int(spare_ms / node_ms))
+        count = min(self._best_count(gains, node_bytes), int(spare_ms / node_ms))
         if count < 1 or gains[count - 1] * min(self._came / self._expected, 1.0) < self._least_gain:
             return Departure()
         slack_ms = spare_ms - node_ms * count
-        if slack_ms > step_ms:
-            return Departure(due_ms=now_ms + slack_ms - step_ms)
+        if slack_ms > draft_ms:
+            return Departure(due_ms=now_ms + slack_ms - draft_ms)
         return Departure(count, gain=gains[count - 1])
 
-    def _worth(self, gains: Sequence[float], node_bytes: float) -> int:
+    def _best_count(self, gains: Sequence[float], node_bytes: float) -> int:
         """How many nodes bring most, the time that their bytes take the link for subtracted."""
         price = TOKENS_PER_STEP * node_bytes * self.delay.byte_ms / self.forwards.interval_ms
         net = [gain - price * index for index, gain in enumerate(gains)]
         return net.index(max(net)) + 1 if net else 0
 
     def _doubt_less(self, num_bytes: float, delay_ms: float) -> None:
-        """Of two messages unlike in size the larger took no longer: it is the way that is long."""
+        """If a smaller message than the introduction took as long, it is the way that is long."""
         opening_bytes, opening_ms = self._opening
         is_same = abs(delay_ms - opening_ms) < SAME_SHARE * opening_ms
-        if is_same and num_bytes < opening_bytes / 1.5 and not self.forwards.held_up:
+        if is_same and num_bytes < opening_bytes / LARGER_FACTOR and not self.forwards.held_up:
             self._doubted_byte_ms = 0.0
 
     @property

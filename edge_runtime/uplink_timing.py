@@ -24,9 +24,9 @@ SPREAD_BYTES = 30.0
 INTERVAL_WEIGHT = 0.2
 """Of a new interval between commits in their mean."""
 OVERDUE = 1.3
-"""Intervals after the last commit from where on the next is overdue."""
+"""How many intervals after the last commit the next is overdue."""
 HELD_UP = 1.05
-"""Such intervals in forwards, from where on commits are held up on their way."""
+"""How many times as long as a forward takes shows, as interval between commits, that these are held up."""
 
 
 class UplinkDelay:
@@ -42,18 +42,16 @@ class UplinkDelay:
         self._error = 0.0
 
     @property
-    def num_seen(self) -> int:
-        """Messages it was learned from."""
-        return len(self._seen)
-
-    @property
     def least_byte_ms(self) -> float:
         """What a byte takes at least, a standard error below the estimate."""
         return max(self.byte_ms - self._error, 0.0)
 
     @property
     def most_byte_ms(self) -> float:
-        """What a byte takes at most, likewise: of a single message it may have been all its time."""
+        """What a byte takes at most, two standard errors above the estimate.
+
+        While one message alone has been seen, all its time: it may have been nothing but bytes.
+        """
         if len(self._seen) == 1:
             num_bytes, delay_ms = self._seen[0]
             return delay_ms / num_bytes
@@ -83,12 +81,15 @@ class UplinkDelay:
 
 
 class ForwardTimes:
-    """When the target's forwards begin, by when the commits of those before them come."""
+    """When the target's forwards begin, by when the commits of those before them come.
+
+    Forwards are counted from the one whose commit comes next: 0 began as the last commit left.
+    """
 
     def __init__(self) -> None:
         self._last_ms: float | None = None
         self.interval_ms = 0.0
-        """From one to the next."""
+        """From one commit to the next, in the mean."""
         self._compute_ms = 0.0
 
     @property
@@ -112,15 +113,15 @@ class ForwardTimes:
         self._last_ms = now_ms
 
     def reached_from_commit(self, delay_ms: float, now_ms: float) -> int:
-        """The first forward, of those whose commits have not come, that a message is there for.
+        """The first forward that a message reaches which takes ``delay_ms`` and leaves as a commit comes.
 
-        One that left as the last commit came and takes ``delay_ms``. A commit that is overdue counts as come.
+        That commit is the last one; if the next is overdue at ``now_ms``, it counts as come, and so on.
         """
         assert self._last_ms is not None
         overdue = max(math.floor((now_ms - self._last_ms) / self.interval_ms + 1.0 - OVERDUE), 0)
         return overdue + max(math.ceil(delay_ms / self.interval_ms - 1e-6), 0)
 
     def begins_ms(self, forward: int) -> float:
-        """When ``forward`` begins, of those whose commits have not come: 0 began with the last commit."""
+        """When ``forward`` begins: a message is in time that is expected to be there by then."""
         assert self._last_ms is not None
         return self._last_ms + forward * self.interval_ms
