@@ -101,7 +101,7 @@ def test_what_has_gone_up_already_makes_the_next_forwards_go_further() -> None:
 
 
 @given(trees)
-def test_paths_take_fewer_bits_and_parents_come_first(shape: list[tuple[int, float]]) -> None:
+def test_parents_come_first_and_bits_grow_by_a_byte_at_most(shape: list[tuple[int, float]]) -> None:
     root, *nodes = grown(shape)
     ordered = by_paths(nodes)
     assert sorted(map(id, ordered)) == sorted(map(id, nodes))
@@ -112,6 +112,6 @@ def test_paths_take_fewer_bits_and_parents_come_first(shape: list[tuple[int, flo
     assert num_bytes(ordered) <= num_bytes(nodes) + 1
 
 
-def test_a_line_with_its_siblings_takes_two_bits_a_node_or_fewer() -> None:
+def test_siblings_stand_before_the_one_that_the_line_goes_on_from() -> None:
     _, *nodes = grown([(0, 0.6), (0, 0.2), (1, 0.6), (1, 0.2), (3, 0.6), (3, 0.2), (5, 0.6)])
     assert [node.token for node in by_paths(nodes)] == [2, 1, 4, 3, 6, 5, 7]
