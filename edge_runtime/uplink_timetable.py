@@ -2,9 +2,9 @@
 
 On such a link a message takes a good part of a target step, and most of what it costs does not depend on its
 nodes: so there is one for each forward of the target, as late as it may leave to be there when the forward
-begins, with all that was drafted until then. Of forwards under way nobody knows yet what they commit, but on
-each way the text may go it is known what they will have of it (`draft_order`). Where a message brings less
-than it costs the link is left alone. Pure: times are passed in.
+begins, with what was drafted until then. Of forwards under way nobody knows yet which path they take, but of
+each path of the tree it is known how far they would get, by what was sent (`draft_order`). Where a message
+brings less than it costs, the link is left alone. Pure: times are passed in.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from typing import Protocol
 from acespec.wire import verifier_pb2 as pb
 
 NO_BANDWIDTH_PROBES = ("grpc.http2.bdp_probe", 0)
-"""Setting of gRPC's on both sides. It would size windows for more than the 64 KiB that are plenty for our
-messages, by pings that would take a tenth of a slow link (measured on a race's stream of small messages)."""
+"""gRPC's channel option for both sides. Probes would widen the flow-control windows, whose 64 KiB are plenty
+for our messages, and their pings took a tenth of a slow link (measured on a race's small messages)."""
 
 
 @dataclass
