@@ -99,14 +99,17 @@ class RaceSender:
         self.is_held_up = False
         if not timetable.forwards.known:
             return
-        forward = timetable.next_forward(self._taken_bytes, now_ms)
         committed_by = committing_forwards(tree.root, likely, timetable.forwards.begins_ms)
-        ranked, gains = ranked_for(forward, waiting, committed_by, tree.value)
-        gains = gains[:MAX_DRAFT_NODES]
-        departure = timetable.departure(forward, gains, self._taken_bytes, now_ms, draft_ms)
-        self.due_ms, self.is_held_up = departure.due_ms, departure.due_ms is not None
-        if departure.count:
-            await self._send(by_paths(ranked[: departure.count]), now_ms, departure.gain)
+        for slot in timetable.slots(self._taken_bytes, now_ms):
+            ranked, gains = ranked_for(slot.forward, waiting, committed_by, tree.value)
+            gains = gains[:MAX_DRAFT_NODES]
+            departure = timetable.departure(slot, gains, self._taken_bytes, now_ms, draft_ms)
+            if departure.count:
+                await self._send(by_paths(ranked[: departure.count]), now_ms, departure.gain)
+                return
+            if departure.due_ms is not None:
+                self.due_ms, self.is_held_up = departure.due_ms, True
+                return
 
     async def _send(self, nodes: list[RaceNode], now_ms: float, gain: float = 0.0) -> None:
         first_id = self._next_id

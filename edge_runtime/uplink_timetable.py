@@ -26,8 +26,10 @@ TOKENS_PER_STEP = 0.7
 COST_BYTES = float(GRPC_UPDATE_BYTES)
 """What a message costs the downlink, and must be worth at least: what gRPC adds to the next commit for it.
 TCP's acknowledgement mostly travels with a commit."""
-SMALL_MESSAGE_NODES = 16
+SMALL_MESSAGE_NODES = 4
 """Nodes of a small message: a forward that this would reach is one that the next message can be for."""
+ROOMY_NODES = 64
+"""Nodes of a message that has room for about all that is worth sending."""
 SAME_SHARE = 0.2
 """Share by which a message's delay may differ from a larger one's where bytes take next to no time."""
 LARGER_FACTOR = 1.5
@@ -39,6 +41,16 @@ KEPT = 0.97
 BELIEVED = 1.0
 """Tokens that count as expected, and as having come, beside those of this stream: before much was sent, the
 nodes' estimated chances are believed."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What one message may be for."""
+
+    forward: int
+    """That it is to be there for, counted as by `ForwardTimes`."""
+    gone_by_ms: float
+    """When it must have left the link."""
 
 
 @dataclass(frozen=True)
@@ -120,26 +132,35 @@ class UplinkTimetable:
             self._doubt_less(num_bytes, at_ms - left_ms)
         self._under_way = {end: sent for end, sent in self._under_way.items() if end > end_id}
 
-    def next_forward(self, node_bytes: float, now_ms: float) -> int:
-        """Which forward the next message is for, counted as by ``forwards``, which must be known.
+    def slots(self, node_bytes: float, now_ms: float) -> list[Slot]:
+        """What messages may be for now, the first first. ``forwards`` must be known.
 
-        The first one that a small message reaches which leaves as a commit comes: what is for a later one can
-        wait for the next commit, and be chosen by what that says.
+        That is the first forward that a small message reaches which leaves as a commit comes: what is for a
+        later one can wait for the next commit, and be chosen by what that says. Only if few nodes reach it is
+        there another message behind that one, for the forward after it.
         """
-        delay_ms = self.delay.ms(MESSAGE_BYTES + SMALL_MESSAGE_NODES * node_bytes)
-        return self.forwards.reached_from_commit(delay_ms, now_ms)
+        delay, forwards = self.delay, self.forwards
+        overdue = forwards.overdue(now_ms)
+        small_ms = delay.ms(MESSAGE_BYTES + SMALL_MESSAGE_NODES * node_bytes)
+        first = overdue + forwards.begun_within(small_ms)
+        slots = [Slot(first, self._gone_by_ms(first))]
+        room_ms = slots[0].gone_by_ms - forwards.begins_ms(overdue) - delay.byte_ms * MESSAGE_BYTES
+        if room_ms < delay.byte_ms * node_bytes * ROOMY_NODES:
+            next_commit_ms = forwards.begins_ms(overdue + 1)
+            slots.append(Slot(first + 1, min(self._gone_by_ms(first + 1), next_commit_ms)))
+        return slots
 
     def departure(
-        self, forward: int, gains: Sequence[float], node_bytes: float, now_ms: float, draft_ms: float
+        self, slot: Slot, gains: Sequence[float], node_bytes: float, now_ms: float, draft_ms: float
     ) -> Departure:
-        """Whether a message for ``forward`` leaves now.
+        """Whether a message leaves now for the forward of ``slot``.
 
         ``gains``: what its first 1, 2, … nodes would bring, and ``node_bytes`` what each takes. ``draft_ms``:
         the next step of the draft, which it may wait for. ``forwards`` must be known.
         """
         leaves_ms = max(now_ms, self._free_ms)
         node_ms = max(self.delay.byte_ms * node_bytes, 1e-6)
-        spare_ms = self.forwards.begins_ms(forward) - leaves_ms - self.delay.ms(MESSAGE_BYTES)
+        spare_ms = slot.gone_by_ms - leaves_ms - self.delay.byte_ms * MESSAGE_BYTES
         count = min(self._best_count(gains, node_bytes), int(spare_ms / node_ms))
         if count < 1 or gains[count - 1] * min(self._came / self._expected, 1.0) < self._least_gain:
             return Departure()
@@ -147,6 +168,10 @@ class UplinkTimetable:
         if slack_ms > draft_ms:
             return Departure(due_ms=now_ms + slack_ms - draft_ms)
         return Departure(count, gain=gains[count - 1])
+
+    def _gone_by_ms(self, forward: int) -> float:
+        """When a message must have left the link to be there for ``forward``."""
+        return self.forwards.begins_ms(forward) - self.delay.ms(0.0)
 
     def _best_count(self, gains: Sequence[float], node_bytes: float) -> int:
         """How many nodes bring most, the time that their bytes take the link for subtracted."""

@@ -112,14 +112,14 @@ class ForwardTimes:
             self.interval_ms += INTERVAL_WEIGHT * (since_ms - self.interval_ms)
         self._last_ms = now_ms
 
-    def reached_from_commit(self, delay_ms: float, now_ms: float) -> int:
-        """The first forward that a message reaches which takes ``delay_ms`` and leaves as a commit comes.
-
-        That commit is the last one; if the next is overdue at ``now_ms``, it counts as come, and so on.
-        """
+    def overdue(self, now_ms: float) -> int:
+        """How many commits should have come by now that have not."""
         assert self._last_ms is not None
-        overdue = max(math.floor((now_ms - self._last_ms) / self.interval_ms + 1.0 - OVERDUE), 0)
-        return overdue + max(math.ceil(delay_ms / self.interval_ms - 1e-6), 0)
+        return max(math.floor((now_ms - self._last_ms) / self.interval_ms + 1.0 - OVERDUE), 0)
+
+    def begun_within(self, delay_ms: float) -> int:
+        """How many forwards begin from one on, that one included, before ``delay_ms`` have passed."""
+        return max(math.ceil(delay_ms / self.interval_ms - 1e-6), 0)
 
     def begins_ms(self, forward: int) -> float:
         """When ``forward`` begins: a message is in time that is expected to be there by then."""

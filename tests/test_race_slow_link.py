@@ -71,6 +71,12 @@ def test_at_50_kbps_it_is_much_faster_than_the_cloud(target_ms: float, faster: f
     assert alone_ms > faster * raced_ms
 
 
+def test_it_is_the_faster_the_more_the_link_carries() -> None:
+    """At 100 kbps few nodes reach the next forward, and others the one after that."""
+    raced_ms = [generated(kbps, 72.0, races=True).metrics.total_ms for kbps in (400.0, 100.0, 50.0, 25.0)]
+    assert raced_ms == sorted(raced_ms)
+
+
 def test_at_10_kbps_it_is_no_slower_where_commits_nearly_fill_the_link() -> None:
     alone = generated(10.0, 72.0, races=False)
     raced = generated(10.0, 72.0, races=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from acespec.edge_runtime.uplink_pacing import MESSAGE_BYTES
-from acespec.edge_runtime.uplink_timetable import PROBED_EVERY, Departure, UplinkTimetable
+from acespec.edge_runtime.uplink_timetable import PROBED_EVERY, Departure, Slot, UplinkTimetable
 
 STEP_MS = 72.0
 DRAFT_MS = 8.5
@@ -29,8 +29,8 @@ def timetable(
 
 
 def ask(table: UplinkTimetable, now_ms: float, gains: list[float] = TWENTY) -> Departure:
-    """For the forward that is next to be reached."""
-    return table.departure(table.next_forward(NODE_BYTES, now_ms), gains, NODE_BYTES, now_ms, DRAFT_MS)
+    """In the first slot there is."""
+    return table.departure(table.slots(NODE_BYTES, now_ms)[0], gains, NODE_BYTES, now_ms, DRAFT_MS)
 
 
 def test_a_message_leaves_just_in_time_for_the_forward_it_can_reach() -> None:
@@ -47,12 +47,30 @@ def test_a_message_leaves_just_in_time_for_the_forward_it_can_reach() -> None:
 
 
 def test_it_is_for_the_forward_that_one_reaches_which_leaves_as_a_commit_comes() -> None:
-    """66 ms, 20 for a message without nodes and 7 for sixteen: two will have begun, at 0 and at 72 ms."""
+    """66 ms, 20 for a message without nodes and 2 for four: two will have begun, at 0 and at 72 ms."""
     table = timetable(0.16)
-    assert [table.next_forward(NODE_BYTES, now_ms) for now_ms in (0.0, 20.0, 60.0, 90.0)] == [2, 2, 2, 2]
+    for now_ms, forward in ((0.0, 2), (60.0, 2), (90.0, 2), (1.31 * STEP_MS, 3)):  # then a commit is overdue
+        assert [slot.forward for slot in table.slots(NODE_BYTES, now_ms)] == [forward]
     assert ask(table, 60.0) == Departure(), "too late for it: the next commit will say more"
-    assert table.next_forward(NODE_BYTES, 1.31 * STEP_MS) == 3, "that commit is overdue"
-    assert timetable(0.16, trip_ms=20.0).next_forward(NODE_BYTES, 1.0) == 1
+    assert [slot.forward for slot in timetable(0.16, trip_ms=20.0).slots(NODE_BYTES, 1.0)] == [1]
+
+
+def test_where_few_nodes_reach_it_another_message_follows_for_the_next_one() -> None:
+    """42 ms and 20: 10 are left, for some twenty nodes; the rest of the time to the next commit is for more."""
+    table = timetable(0.16, trip_ms=42.0)
+    near, next_one = table.slots(NODE_BYTES, 0.0)
+    assert (near.forward, next_one.forward) == (1, 2)
+    assert near.gone_by_ms == pytest.approx(STEP_MS - 42.0 - table.delay.noise_ms, abs=1.0)
+    assert next_one.gone_by_ms == pytest.approx(STEP_MS, abs=0.5), "the link is free when the commit comes"
+    many = [0.05 * count for count in range(1, 200)]
+    few = table.departure(near, many, NODE_BYTES, 0.0, DRAFT_MS)
+    assert 10 <= few.count < 30
+    size = MESSAGE_BYTES + few.count * NODE_BYTES
+    table.sent(1000, size, 0.0, few.gain)
+    assert table.departure(near, many, NODE_BYTES, 1.0, DRAFT_MS) == Departure(), "the link is taken"
+    more = table.departure(next_one, many, NODE_BYTES, 1.0, DRAFT_MS)
+    assert more.count >= 20
+    assert 0.16 * (size + MESSAGE_BYTES + more.count * NODE_BYTES) <= STEP_MS + 0.5
 
 
 def test_what_does_not_fit_waits_or_goes_with_fewer() -> None:
@@ -66,12 +84,14 @@ def test_the_next_message_waits_for_the_one_under_way() -> None:
     table = timetable(0.8)
     table.sent(100, 250.0, 0.0, 0.5)
     there_ms = 200.0 + 66.0 + 0.8 * (MESSAGE_BYTES + NODE_BYTES)
-    for forward in range(8):
-        for now_ms in range(0, 300, 5):
-            departure = table.departure(forward, [5.0], NODE_BYTES, float(now_ms), 1e-3)
+    for now_ms in range(0, 300, 5):
+        for forward in range(8):
+            slot = Slot(forward, forward * STEP_MS - 66.0)
+            departure = table.departure(slot, [5.0], NODE_BYTES, float(now_ms), 1e-3)
             if departure.count or departure.due_ms is not None:
-                assert forward * STEP_MS > there_ms
-    assert table.departure(7, [5.0], NODE_BYTES, 0.0, 1e-3).due_ms is not None
+                assert forward * STEP_MS > there_ms - 1.0
+    last = Slot(7, 7 * STEP_MS - 66.0)
+    assert table.departure(last, [5.0], NODE_BYTES, 0.0, 1e-3).due_ms is not None
 
 
 def test_when_a_message_is_there_is_known_as_it_leaves() -> None:

@@ -58,10 +58,9 @@ def test_forwards_follow_the_commits_they_are_told_by() -> None:
         times.committed(1000.0 + 80.0 * number, 72.0)
     assert times.interval_ms == pytest.approx(80.0, abs=0.2)
     last_ms = 1000.0 + 80.0 * 19
-    reached = [times.reached_from_commit(delay_ms, last_ms + 1.0) for delay_ms in (1.0, 79.0, 81.0, 161.0)]
-    assert reached == [1, 1, 2, 3], "the first began as the last commit left"
-    assert times.reached_from_commit(79.0, last_ms + 79.0) == 1
-    assert times.reached_from_commit(79.0, last_ms + 1.31 * 80.0) == 2, "the next commit is overdue"
+    within = [times.begun_within(delay_ms) for delay_ms in (1.0, 79.0, 81.0, 161.0)]
+    assert within == [1, 1, 2, 3], "the first begins at once"
+    assert [times.overdue(last_ms + late_ms) for late_ms in (1.0, 100.0, 105.0, 185.0)] == [0, 0, 1, 2]
     assert times.begins_ms(2) == pytest.approx(last_ms + 160.0, abs=0.4)
     times.committed(last_ms + 5000.0, 72.0)
     assert times.interval_ms < 100.0, "a pause is no interval"
