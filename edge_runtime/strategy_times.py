@@ -43,6 +43,7 @@ from acespec.wire import (
     Round,
     TargetDraws,
     TokenVerdict,
+    token_bits,
 )
 
 MESSAGE_BYTES = GRPC_BYTES + TCP_IP_BYTES
@@ -210,9 +211,8 @@ def race(scenario: Scenario) -> StrategyTime:
     """The cloud decodes and takes along what has been drafted: `race_forecast`, whose drafts take
     ``up(a step's token and its siblings)`` longer; not more than one commit in ``down(one token)``."""
     codec = Codec(scenario.vocab_size, AcceptanceMode.COUPLED)
-    nodes = tuple(
-        DraftNode(1000 + index // 2, None) for index in range(DRAFTED_AT_ONCE)
-    )  # half of them repeated
+    typical = 1 << token_bits(scenario.vocab_size) // 2  # of half the bits, and half of them told before
+    nodes = tuple(DraftNode(typical + index // 2, None) for index in range(DRAFTED_AT_ONCE))
     up_ms = scenario.link_ms(_size(codec.encode_edge(Draft(0, 0, 0, nodes))))
     commit_bytes = _size(codec.encode_cloud(Commit(0, (0,))))
     forecast = best_race(

@@ -56,7 +56,7 @@ def test_it_is_for_the_forward_that_one_reaches_which_leaves_as_a_commit_comes()
 
 
 def test_where_few_nodes_reach_it_another_message_follows_for_the_next_one() -> None:
-    """42 ms and 20: 10 are left, for some twenty nodes; the rest of the time to the next commit is for more."""
+    """42 ms and 20: 10 are left, for some twenty nodes; the time to the next commit is for others."""
     table = timetable(0.16, trip_ms=42.0)
     near, next_one = table.slots(NODE_BYTES, 0.0)
     assert (near.forward, next_one.forward) == (1, 2)
