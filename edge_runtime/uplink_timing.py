@@ -19,10 +19,14 @@ KEPT_BASE = 0.75
 """The same for what is alike for messages of all sizes: queues and routes change, the rate seldom."""
 NOISE_MS = 4.0
 """How far off a delay is believed to be before anything is known."""
+OUTLIER = 4.0
+"""How many times as far off as others a message that was held up may be: one says little of the next."""
 SPREAD_BYTES = 30.0
 """How much messages must differ in size before their delays say more of the rate than is known of it."""
 INTERVAL_WEIGHT = 0.2
 """Of a new interval between commits in their mean."""
+PAUSE = 2.0
+"""Intervals that the next commit counts for at most, however late it is."""
 OVERDUE = 1.3
 """How many intervals after the last commit the next is overdue."""
 HELD_UP = 1.05
@@ -63,6 +67,8 @@ class UplinkDelay:
 
     def observe(self, num_bytes: float, delay_ms: float) -> None:
         """A message that waited for none before it took ``delay_ms``."""
+        if self._seen:
+            delay_ms = min(delay_ms, self.ms(num_bytes) + OUTLIER * self.noise_ms)
         self._seen.append((num_bytes, delay_ms))
         seen = [(KEPT**age, size, ms) for age, (size, ms) in enumerate(reversed(self._seen))]
         total = sum(weight for weight, _, _ in seen)
@@ -91,6 +97,8 @@ class ForwardTimes:
         self.interval_ms = 0.0
         """From one commit to the next, in the mean."""
         self._compute_ms = 0.0
+        self._late_ms = 0.0
+        """Of the last pause what was not counted: commits that come all at once behind it waited as well."""
 
     @property
     def known(self) -> bool:
@@ -108,9 +116,19 @@ class ForwardTimes:
         if self._last_ms is None or self.interval_ms <= 0.0:
             self.interval_ms = compute_ms
         else:
-            since_ms = min(now_ms - self._last_ms, 2.0 * self.interval_ms)  # a pause says nothing
+            since_ms = self._counted(now_ms - self._last_ms)
             self.interval_ms += INTERVAL_WEIGHT * (since_ms - self.interval_ms)
         self._last_ms = now_ms
+
+    def _counted(self, since_ms: float) -> float:
+        """What a commit counts for that came so long after the one before it."""
+        counted_ms = min(since_ms, PAUSE * self.interval_ms)
+        if since_ms >= self.interval_ms / 2.0:
+            self._late_ms = since_ms - counted_ms
+            return counted_ms
+        waited_ms = min(self._late_ms, self.interval_ms - since_ms)
+        self._late_ms -= waited_ms
+        return since_ms + waited_ms
 
     def overdue(self, now_ms: float) -> int:
         """How many commits should have come by now that have not."""

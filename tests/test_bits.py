@@ -49,3 +49,13 @@ def test_fields_of_any_width(fields: list[tuple[int, int]]) -> None:
 def test_a_value_that_does_not_fit_is_a_bug(count: int, value: int) -> None:
     with pytest.raises(AssertionError, match="fit 8 bits"):
         BitWriter().write_all([0] * (count - 1) + [value], 8)
+
+
+@given(st.binary(max_size=4), st.integers(0, 20), st.integers(0, 3))
+def test_zeros_at_the_end(data: bytes, num_read: int, num_zeros: int) -> None:
+    data += bytes(num_zeros)
+    reader = BitReader(data)
+    num_read = min(num_read, reader.remaining)
+    reader.read(num_read)
+    left = "".join(f"{byte:08b}" for byte in data)[num_read:]
+    assert reader.ending_zeros() == len(left) - len(left.rstrip("0"))

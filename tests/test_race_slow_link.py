@@ -15,6 +15,7 @@ from acespec.edge_runtime.race_sender import PROBE_NODES
 from acespec.edge_runtime.request import GenerationRequest
 from acespec.edge_runtime.session import SessionSettings, TargetIdentity
 from acespec.wire import EdgeTransport, memory_link
+from acespec.wire.memory import Delay
 from fake_draft import TableDraftEngine, mixed
 from fake_target import TableTargetEngine
 from in_process import draft_model, serve
@@ -26,10 +27,29 @@ PROMPT = (4, 2) * 60
 """As long as prompts are: what the introduction takes tells of the rate."""
 
 
+def stalling(carry: Delay, stall_s: tuple[float, float]) -> Delay:
+    """What would come out of ``carry`` between these times of the loop's clock comes at the later one."""
+    begins_s, ends_s = stall_s
+
+    async def delay(num_bytes: int) -> None:
+        await carry(num_bytes)
+        at_s = asyncio.get_running_loop().time()
+        if begins_s <= at_s < ends_s:
+            await asyncio.sleep(ends_s - at_s)
+
+    return delay
+
+
 def generated(
-    kbps: float, target_ms: float, *, races: bool, num_tokens: int = 128, seed: int = 1
+    kbps: float,
+    target_ms: float,
+    *,
+    races: bool,
+    num_tokens: int = 128,
+    seed: int = 1,
+    stall_s: tuple[float, float] = (0.0, 0.0),
 ) -> GenerationResult:
-    """Generate over a link of so many kilobits a second each way."""
+    """Generate over a link of so many kilobits a second each way, of which nothing comes in ``stall_s``."""
     link = SimulatedLink(LinkConditions.symmetric(RTT_MS, bytes_per_second=kbps * 125.0), seed)
     engine = TableTargetEngine(TARGET, VOCAB, max_context=1024)
     draft = TableDraftEngine(mixed(OTHER, TARGET, 0.6), VOCAB, buckets=(1, 8, 16), max_context=1024)
@@ -39,7 +59,8 @@ def generated(
         verifier = Verifier(engine, InlineRunner(), EAGER, latency_ms=lambda _: target_ms)
 
         async def connect(timeout_s: float) -> EdgeTransport:
-            edge, cloud = memory_link(up_delay=link.up.delay, down_delay=link.down.delay)
+            up, down = stalling(link.up.delay, stall_s), stalling(link.down.delay, stall_s)
+            edge, cloud = memory_link(up_delay=up, down_delay=down)
             serving.append(asyncio.create_task(serve(cloud, verifier)))
             return edge
 
@@ -99,3 +120,12 @@ def test_at_10_kbps_it_goes_on_where_it_wins() -> None:
     raced = generated(10.0, 146.0, races=True)
     assert raced.tokens == alone.tokens
     assert alone.metrics.total_ms > 1.3 * raced.metrics.total_ms
+
+
+@pytest.mark.parametrize(("kbps", "target_ms"), [(50.0, 72.0), (10.0, 146.0)])
+def test_it_goes_on_as_before_after_a_stall(kbps: float, target_ms: float) -> None:
+    """Messages are a second late and commits come all at once: neither tells of the link."""
+    calm = generated(kbps, target_ms, races=True)
+    stalled = generated(kbps, target_ms, races=True, stall_s=(1.5, 2.5))
+    assert stalled.tokens == calm.tokens
+    assert stalled.metrics.total_ms < 1.15 * calm.metrics.total_ms + 1000.0

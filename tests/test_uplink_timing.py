@@ -50,6 +50,16 @@ def test_a_new_route_is_learned_within_a_few_messages() -> None:
     assert delay.ms(200.0) > 190.0
 
 
+def test_a_message_that_a_stall_held_up_says_little_of_the_next() -> None:
+    delay = UplinkDelay()
+    for size in (150.0, 250.0) * 10:
+        delay.observe(size, 66.0 + 0.16 * size)
+    for size in (250.0, 290.0):
+        delay.observe(size, 1066.0 + 0.16 * size)
+    assert delay.ms(200.0) < 66.0 + 0.16 * 200.0 + 25.0
+    assert delay.byte_ms < 0.25
+
+
 def test_forwards_follow_the_commits_they_are_told_by() -> None:
     times = ForwardTimes()
     assert not times.known
@@ -64,3 +74,17 @@ def test_forwards_follow_the_commits_they_are_told_by() -> None:
     assert times.begins_ms(2) == pytest.approx(last_ms + 160.0, abs=0.4)
     times.committed(last_ms + 5000.0, 72.0)
     assert times.interval_ms < 100.0, "a pause is no interval"
+
+
+def test_commits_that_come_all_at_once_behind_a_pause_waited_with_the_first() -> None:
+    times = ForwardTimes()
+    for number in range(20):
+        times.committed(72.0 * number, 72.0)
+    stalled_ms = 72.0 * 19 + 1000.0
+    for _ in range(14):
+        times.committed(stalled_ms, 72.0)
+    assert 36.0 < times.interval_ms < 90.0
+    times.committed(stalled_ms + 50.0, 72.0)
+    for _ in range(10):
+        times.committed(stalled_ms + 50.0, 72.0)
+    assert times.interval_ms < 20.0, "no pause explains these"

@@ -68,6 +68,11 @@ class BitReader:
         """The last ``width`` bits of the data, without taking them."""
         return self._value & (1 << width) - 1
 
+    def ending_zeros(self) -> int:
+        """How many zeros stand at the end of the bits not read yet."""
+        zeros = (self._value & -self._value).bit_length() - 1
+        return min(zeros, self.remaining) if self._value else self.remaining
+
     def read_all(self, count: int, width: int) -> list[int]:
         """Take ``count`` values of ``width`` bits each, at most 63."""
         run = self.read(count * width)

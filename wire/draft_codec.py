@@ -76,7 +76,8 @@ def _read_nodes(reader: BitReader, first_id: int, vocab_size: int) -> tuple[Draf
     width = token_bits(vocab_size)
     nodes: list[DraftNode] = []
     told: list[int] = []
-    while reader.last(reader.remaining):
+    padding = reader.ending_zeros()  # looked for once: a message may be long
+    while reader.remaining > padding:
         if len(nodes) == MAX_DRAFT_NODES:
             raise malformed(f"{WHAT}: more than {MAX_DRAFT_NODES} nodes")
         parent = _read_parent(reader, nodes, first_id)
