@@ -128,7 +128,7 @@ def test_a_window_streams_in_planned_batches() -> None:
     world = run_one(PipeSd(0.5, 0.1), make)
     costs = upload_costs(world)
     assert costs == UploadCosts(
-        startup_ms=pytest.approx((1 + 40 + 52) / 6.25), token_ms=pytest.approx(1 / 6.25), draft_ms=8.5
+        startup_ms=pytest.approx((1 + 14 + 52) / 6.25), token_ms=pytest.approx(1 / 6.25), draft_ms=8.5
     )
     sent_at = np.cumsum(windows[0])
     planned = [end for end in batch_ends(20, costs) if end < 7]
