@@ -21,7 +21,7 @@ SLOW_SHARE = 0.03
 """A link is slow on which a message without nodes takes more than this share of a target step."""
 DOUBTFUL_MS = 60.0
 """If such a message takes longer, by the introduction's delay, the link may be slow."""
-TOKENS_PER_STEP = 0.7
+TOKENS_PER_STEP = 0.35
 """What nodes must bring for each target step of the link's time: every one, not only all together."""
 COST_BYTES = float(GRPC_UPDATE_BYTES)
 """What a message costs the downlink, and must be worth at least: what gRPC adds to the next commit for it.
