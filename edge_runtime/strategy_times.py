@@ -96,7 +96,7 @@ class Scenario:
 
     def link_ms(self, payload_bytes: float) -> float:
         """Time a message that answers another takes on the link besides its delay."""
-        return (payload_bytes + self.message_bytes + self.update_bytes) / self.bytes_per_ms
+        return self.streamed_ms(payload_bytes + self.update_bytes)
 
     def streamed_ms(self, payload_bytes: float) -> float:
         """The same of one in a stream that nothing is sent against."""

@@ -46,10 +46,12 @@ def encode_draft(message: Draft, token_width: int) -> bytes:
     writer.write(first_id, ID_BITS)
     if rooted:
         writer.write(message.root, POSITION_BITS)
+    before: list[DraftNode] = []
     told: list[int] = []
-    for index, node in enumerate(nodes):
-        _write_parent(writer, node.parent, nodes[:index], first_id)
+    for node in nodes:
+        _write_parent(writer, node.parent, before, first_id)
         _write_token(writer, node.token, told, token_width)
+        before.append(node)
     return writer.to_bytes()
 
 
